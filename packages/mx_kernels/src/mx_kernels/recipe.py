@@ -1,0 +1,44 @@
+"""Which format and scale rule a layer's GEMM operands take."""
+
+from dataclasses import dataclass
+
+from mx_core import FORMATS, ScaleRounding
+
+from mx_kernels.problem import member, one_of
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Element format and scale rounding of all three GEMMs of a layer. `format` None: no quantisation."""
+
+    format: str | None
+    rounding: ScaleRounding = ScaleRounding.RCEIL
+
+    def __post_init__(self):
+        if self.format is not None:
+            one_of("format", tuple(FORMATS), self.format)
+        object.__setattr__(self, "rounding", member("rounding", ScaleRounding, self.rounding))
+
+    @property
+    def is_mx(self) -> bool:
+        """Whether operands are quantised."""
+        return self.format is not None
+
+
+#: "mxfp8" is the default everywhere (arXiv 2506.08027); "bf16" runs the same kernels on unquantised operands; the
+#: others are controls and studies (only the CPU backend runs formats under 8 bits).
+RECIPES = {
+    "bf16": Recipe(None),
+    "mxfp8": Recipe("mxfp8_e4m3"),
+    "mxfp8_floor": Recipe("mxfp8_e4m3", ScaleRounding.FLOOR),
+    "mxfp8_e5m2": Recipe("mxfp8_e5m2"),
+    "mxfp6_e2m3": Recipe("mxfp6_e2m3"),
+    "mxfp6_e3m2": Recipe("mxfp6_e3m2"),
+    "mxfp4": Recipe("mxfp4_e2m1"),
+    "mxint8": Recipe("mxint8"),
+}
+
+
+def as_recipe(recipe: str | Recipe) -> Recipe:
+    """A recipe by name or as it is."""
+    return recipe if isinstance(recipe, Recipe) else one_of("recipe", RECIPES, recipe)

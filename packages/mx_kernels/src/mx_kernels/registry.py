@@ -1,0 +1,112 @@
+"""Which backend runs an op, and why the others cannot.
+
+A backend is an object with `name`, `why_not(problem, device) -> str | None` (None: it can) and one method per op that it
+has, `backend.quantize(problem, x, offs)`. It lives in a module of its own, which exposes it as `BACKEND` and is imported
+at the first choice; a module that is missing or fails to import is a reason like any other.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from mx_kernels import arch, selftest_record
+from mx_kernels.problem import Problem, one_of
+
+#: In the order that "auto" tries them.
+BACKEND_MODULES = {
+    "sm100": "mx_kernels.sm100.backend",
+    "sm90": "mx_kernels.sm90.backend",
+    "cpu": "mx_kernels.cpu.backend",
+}
+
+
+class Backend(Protocol):
+    """What the registry needs of a backend; its ops are methods named like the ops."""
+
+    name: str
+
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        """Why this backend cannot run the problem on tensors of this device, or None."""
+        ...
+
+
+class NoBackendError(RuntimeError):
+    """No backend can run an op; the message lists each one's reason."""
+
+
+@functools.cache
+def load(name: str) -> Backend | str:
+    """The backend of this name, or why it cannot be loaded."""
+    module_name = BACKEND_MODULES[one_of("backend", tuple(BACKEND_MODULES), name)]
+    try:
+        return importlib.import_module(module_name).BACKEND
+    except Exception as error:  # a broken install of one backend must not take the others down
+        return f"{module_name} cannot be imported: {type(error).__name__}: {error}"
+
+
+def why_not(name: str, op: str, problem: Problem, device: torch.device, *, auto: bool = False) -> str | None:
+    """Why the named backend cannot run this op, or None. `auto`: it was not asked for by name."""
+    backend = load(name)
+    if isinstance(backend, str):
+        return backend
+    if not hasattr(backend, op):
+        return f"has no {op}"
+    if reason := backend.why_not(problem, device):
+        return reason
+    if auto and arch.active_emulation() and name == "cpu":
+        return f"CPU tensors stand for {arch.describe(device)} here; ask for it by name"
+    if auto and name == "sm100" and device.type == "cuda":
+        return selftest_record.why_not_trusted(device)
+    return None
+
+
+def choose(op: str, problem: Problem, device: torch.device, backend: str = "auto") -> Backend:
+    """The backend that runs this op.
+
+    Args:
+        op: name of the op.
+        problem: what is asked.
+        device: where the tensors are.
+        backend: "auto", "cpu", "sm90" or "sm100". "auto" means `$MX_BACKEND` if it is set, else the first that can;
+            sm100 counts only where its self-test has passed.
+
+    Raises:
+        NoBackendError: none can; with the reason of each.
+    """
+    one_of("backend", ("auto", *BACKEND_MODULES), backend)
+    if backend == "auto":
+        backend = one_of("MX_BACKEND", ("auto", *BACKEND_MODULES), os.environ.get("MX_BACKEND") or "auto")
+    reasons = {}
+    for name in BACKEND_MODULES if backend == "auto" else (backend,):
+        reason = why_not(name, op, problem, device, auto=backend == "auto")
+        if reason is None:
+            return load(name)  # type: ignore[return-value]
+        reasons[name] = reason
+    listing = "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
+    raise NoBackendError(
+        f"{op}: no backend can run this on {arch.describe(device)}\n{listing}\n  asked: {problem}"
+    )
+
+
+@functools.cache
+def _bind(emulation, op, backend, device, problem_type, *fields):
+    problem = problem_type(*fields)
+    return functools.partial(getattr(choose(op, problem, device, backend), op), problem)
+
+
+def bind(op: str, backend: str, device: torch.device, problem_type: type, *fields) -> Callable[..., Any]:
+    """The chosen backend's method with its problem filled in; remembered for each set of arguments.
+
+    This is on the path of every call: about half a microsecond.
+    """
+    return _bind(arch.active_emulation(), op, backend, device, problem_type, *fields)
+
+
+def forget() -> None:
+    """Forget all choices (but not imported backends): after a change of `$MX_BACKEND` or a self-test."""
+    _bind.cache_clear()
+    selftest_record.why_not_trusted.cache_clear()
