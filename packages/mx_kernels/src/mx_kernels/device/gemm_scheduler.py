@@ -1,0 +1,178 @@
+"""Turns `offs` on the device into a stream of output tiles, for the persistent grouped GEMMs of every architecture.
+
+Every cluster walks the tiles `cluster, cluster + clusters, …` of one fixed sequence: groups in order, inside a group bands
+of `supergroup` tiles of N, walked along M. The clusters that run at the same time so hold a nearly square part of one
+expert's output, which is what keeps the operands in L2.
+
+One warp runs `schedule`; a tile is described to the other warps by a `Work` in shared memory (`next_work`). Groups along M
+with COMPACT rows get one more group: the rows from offs[-1] on, with no K at all, so that the ordinary epilogue writes
+their zeros.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Boolean, Constexpr, Int32
+from cutlass.cute import arch
+
+LANES = 32
+UNIT = 128  # rows: ALIGNED groups and the blocked scales of a group start at a multiple
+SCHEDULE_STAGES = 4
+
+
+@dataclass(frozen=True)
+class TileOrder:
+    """What the sequence of tiles depends on at compile time."""
+
+    tile_m: int  # of a cluster
+    tile_n: int
+    tile_k: int
+    groups_along_k: bool  # wgrad: a group is a range of K, not of M
+    aligned: bool  # RowMap.ALIGNED: every group starts at a multiple of UNIT rows
+    has_tail: bool  # rows from offs[-1] on are zeroed
+    supergroup: int = 8
+
+
+class Work(NamedTuple):
+    """One cluster tile of the output."""
+
+    k_tiles: Int32  # K tiles to sum; 0: the tile is zero; -1: no more work
+    m_tile: Int32  # cluster tile inside the group (wgrad: of the output)
+    n_tile: Int32
+    group: Int32
+    start: Int32  # the group's first row in the data
+    length: Int32  # its number of real rows
+    unit: Int32  # its first 128-row unit: where its blocked scales begin
+
+
+class Extent(NamedTuple):
+    """Sizes of a problem, D (m, n) = A (m, k) · B (n, k)ᵀ for every group."""
+
+    rows: Int32  # rows of the ragged operand: all groups together
+    m: Int32  # rows of the output; used when groups run along K
+    n: Int32
+    k: Int32  # reduced extent; used when groups run along M
+    groups: Int32
+
+
+class Window(NamedTuple):
+    """What one lane knows of its group, 32 consecutive groups to a warp."""
+
+    start: Int32  # COMPACT: its first row
+    length: Int32
+    tiles_end: Int32  # cluster tiles of this window's groups up to and with this one
+    tiles: Int32
+    units_end: Int32
+    units: Int32
+
+
+@cute.jit
+def schedule(order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent: Extent, tile: Int32, step: Int32):
+    """Walk the cluster's tiles `tile, tile + step, …` and announce each (one warp); ends with k_tiles = -1.
+
+    sWork: int32 (len(Work._fields), SCHEDULE_STAGES). offs: int32 (E,) or None for one group of all rows.
+    """
+    n_tiles = cute.ceil_div(extent.n, order.tile_n)
+    groups = extent.groups
+    if cutlass.const_expr(order.has_tail):
+        groups = groups + 1
+    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, SCHEDULE_STAGES)
+    first, tiles_before, units_before = Int32(0), Int32(0), Int32(0)
+    window = read_window(order, offs, first, groups, n_tiles, extent)
+    busy = Boolean(True)
+    while busy:
+        while first < groups and tile >= tiles_before + arch.shuffle_sync(window.tiles_end, LANES - 1):
+            tiles_before += arch.shuffle_sync(window.tiles_end, LANES - 1)
+            units_before += arch.shuffle_sync(window.units_end, LANES - 1)
+            first += LANES
+            window = read_window(order, offs, first, groups, n_tiles, extent)
+        busy = first < groups
+        # The lane that holds the tile: as many lanes end at or before it as come before that lane.
+        lane = arch.popc(arch.vote_ballot_sync(tiles_before + window.tiles_end <= tile)) % LANES
+        local = tile - tiles_before - arch.shuffle_sync(window.tiles_end - window.tiles, lane)
+        length = arch.shuffle_sync(window.length, lane)
+        unit = units_before + arch.shuffle_sync(window.units_end - window.units, lane)
+        start = arch.shuffle_sync(window.start, lane)
+        if cutlass.const_expr(order.aligned):
+            start = unit * UNIT
+        m_extent, k_extent = length, extent.k
+        if cutlass.const_expr(order.groups_along_k):
+            m_extent, k_extent = extent.m, length
+        m_tile, n_tile = tile_in_group(order, local, cute.ceil_div(m_extent, order.tile_m), n_tiles)
+        k_tiles = cute.ceil_div(k_extent, order.tile_k)
+        if cutlass.const_expr(order.has_tail):
+            if first + lane == extent.groups:
+                k_tiles = Int32(0)
+        if not busy:
+            k_tiles = Int32(-1)
+        work = Work(k_tiles, m_tile, n_tile, first + lane, start, length, unit)
+        pipe.producer_acquire(state)
+        with arch.elect_one():
+            for field in cutlass.range_constexpr(len(Work._fields)):
+                sWork[field, state.index] = work[field]
+            pipe.producer_commit(state)
+        state.advance()
+        tile += step
+    pipe.producer_tail(state)
+
+
+@cute.jit
+def read_window(
+    order: Constexpr[TileOrder], offs, first: Int32, groups: Int32, n_tiles: Int32, extent: Extent
+) -> Window:
+    """Groups first … first + 31, one to a lane. Offsets out of order or past the rows are clamped."""
+    group = first + arch.lane_idx()
+    start, end = Int32(0), Int32(0)
+    if group < groups:
+        end = extent.rows
+        if cutlass.const_expr(offs is not None):
+            if group < extent.groups:
+                end = cutlass.min(offs[group], extent.rows)
+            if group > 0:
+                start = cutlass.min(cutlass.max(offs[group - 1], 0), extent.rows)
+    length = cutlass.max(end - start, 0)
+    m_extent = length
+    if cutlass.const_expr(order.groups_along_k):
+        m_extent = extent.m
+    tiles = cute.ceil_div(m_extent, order.tile_m) * n_tiles
+    if group >= groups:
+        tiles = Int32(0)
+    units = cute.ceil_div(length, UNIT)
+    return Window(start, length, prefix_sum(tiles), tiles, prefix_sum(units), units)
+
+
+@cute.jit
+def prefix_sum(value: Int32) -> Int32:
+    """Inclusive sum over the lanes of a warp."""
+    lane = arch.lane_idx()
+    for power in cutlass.range_constexpr(5):
+        below = arch.shuffle_sync_up(value, 1 << power)
+        if lane >= (1 << power):
+            value = value + below
+    return value
+
+
+@cute.jit
+def tile_in_group(order: Constexpr[TileOrder], local: Int32, m_tiles: Int32, n_tiles: Int32):
+    """Coordinates of a group's `local`-th tile: bands of `supergroup` columns, row by row."""
+    width = order.supergroup
+    m_tiles = cutlass.max(m_tiles, 1)  # past the last tile there is no group to divide by
+    band = local // (width * m_tiles)
+    in_band = local - band * width * m_tiles
+    columns = cutlass.max(cutlass.min(width, n_tiles - band * width), 1)
+    return in_band // columns, band * width + in_band % columns
+
+
+@cute.jit
+def next_work(pipe, state, sWork: cute.Tensor):
+    """Take the next tile (whole warp) and free its slot. Returns (Work, advanced state)."""
+    pipe.consumer_wait(state)
+    work = Work(*[sWork[field, state.index] for field in range(len(Work._fields))])
+    arch.sync_warp()
+    with arch.elect_one():
+        pipe.consumer_release(state)
+    state.advance()
+    return work, state

@@ -1,0 +1,136 @@
+"""Tiles, stages and memory of the Hopper GEMM: every number that a tuner would turn.
+
+Nothing here imports the DSL, so a configuration is checked, and refused with its reason, before anything is compiled.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_90
+TILE_K = 64  # one swizzle row of BF16
+CONSUMERS = 2  # warpgroups that multiply, each one half of the tile's rows
+STORE_ROW_BYTES = 128  # the epilogue's slab is 64 rows of one swizzle row each
+STORE_ROWS = 64
+STORE_STAGES = 2
+BARRIER_BYTES = 1536  # mbarriers, tile descriptions
+ALIGN_BYTES = 1024  # of the first buffer
+
+ELEMENT_BYTES = {"bf16": 2, "mxfp8_e4m3": 1, "mxfp8_e5m2": 1}
+OUT_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """What one cluster of CTAs computes at a time: cluster_m x cluster_n tiles of tile_m x tile_n.
+
+    CTAs of a cluster that share rows (columns) of the output share their loads of A (B) by multicast.
+    """
+
+    tile_m: int = 256
+    tile_n: int = 128
+    cluster_m: int = 1
+    cluster_n: int = 1
+    supergroup: int = 8  # tiles of N walked before the next step along M: keeps the output in flight square
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}"
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        return self.tile_m * self.cluster_m, self.tile_n * self.cluster_n
+
+
+@dataclass(frozen=True)
+class GemmKey:
+    """Everything that a compiled kernel depends on; sizes are dynamic."""
+
+    mode: str  # "fprop" | "dgrad" | "wgrad"
+    a_format: str
+    b_format: str
+    out_dtype: str  # "bf16" | "fp32"
+    aligned: bool  # RowMap.ALIGNED: groups start at multiples of 128 rows
+    grouped: bool
+    accumulate: bool
+    tile: TileConfig
+
+    def __post_init__(self) -> None:
+        if (reason := why_impossible(self)) is not None:
+            raise ValueError(reason)
+
+    @property
+    def scaled(self) -> bool:
+        return self.a_format != "bf16"
+
+    @property
+    def groups_along_k(self) -> bool:
+        return self.mode == "wgrad"
+
+    @property
+    def a_k_major(self) -> bool:
+        """Whether the reduced axis of A is the contiguous one (B's is, in fprop only)."""
+        return self.mode != "wgrad"
+
+    @property
+    def b_k_major(self) -> bool:
+        return self.mode == "fprop"
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows past the last group must be written as zeros."""
+        return self.grouped and not self.aligned and not self.groups_along_k
+
+    @property
+    def rows_per_consumer(self) -> int:
+        return self.tile.tile_m // CONSUMERS
+
+    @property
+    def store_n(self) -> int:
+        """Columns of the epilogue's slab."""
+        return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
+
+    @property
+    def stage_bytes(self) -> int:
+        """What the copy engine writes for one K tile."""
+        a = self.tile.tile_m * TILE_K * ELEMENT_BYTES[self.a_format]
+        b = self.tile.tile_n * TILE_K * ELEMENT_BYTES[self.b_format]
+        return a + b
+
+    @cached_property
+    def stages(self) -> int:
+        store = CONSUMERS * STORE_STAGES * STORE_ROWS * STORE_ROW_BYTES
+        return (SMEM_BYTES - BARRIER_BYTES - ALIGN_BYTES - store) // self.stage_bytes
+
+
+def why_impossible(key: GemmKey) -> str | None:
+    """The reason why no kernel can be compiled for `key`, or None."""
+    tile = key.tile
+    if key.mode not in ("fprop", "dgrad", "wgrad"):
+        return f"mode: expected fprop, dgrad or wgrad, got {key.mode!r}"
+    for name, fmt in (("a", key.a_format), ("b", key.b_format)):
+        if fmt not in ELEMENT_BYTES:
+            return f"{name}: the Hopper GEMM takes {', '.join(ELEMENT_BYTES)} operands, got {fmt}"
+    if (key.a_format == "bf16") != (key.b_format == "bf16"):
+        return f"operands: both bf16 or both MXFP8, got {key.a_format} and {key.b_format}"
+    if key.out_dtype not in OUT_BYTES:
+        return f"out_dtype: expected bf16 or fp32, got {key.out_dtype}"
+    if key.accumulate and (key.mode != "wgrad" or key.out_dtype != "fp32"):
+        return f"accumulate: only wgrad into an fp32 output accumulates, got {key.mode} into {key.out_dtype}"
+    if key.mode == "wgrad" and key.grouped and key.scaled and not key.aligned:
+        return "wgrad of MXFP8 operands: expected ALIGNED rows (a scale block must not span two experts), got COMPACT"
+    if tile.tile_m not in (128, 256):
+        return f"tile_m: expected 128 or 256, got {tile.tile_m}"
+    if tile.tile_n not in (64, 128, 256):
+        return f"tile_n: expected 64, 128 or 256, got {tile.tile_n}"
+    if tile.tile_m * tile.tile_n > 256 * 128:
+        return f"tile {tile}: the accumulators of two warpgroups hold 256 x 128 or 128 x 256"
+    if tile.cluster_m < 1 or tile.cluster_n < 1 or tile.cluster_size > 8 or tile.cluster_size & (tile.cluster_size - 1):
+        return f"cluster: expected 1, 2, 4 or 8 CTAs, got {tile.cluster_m} x {tile.cluster_n}"
+    if tile.supergroup < 1:
+        return f"supergroup: expected at least 1, got {tile.supergroup}"
+    if key.stages < 3:
+        return f"tile {tile}: {key.stages} stages fit in shared memory, 3 are needed"
+    return None

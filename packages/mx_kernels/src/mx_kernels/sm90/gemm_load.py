@@ -1,0 +1,79 @@
+"""The load warp: TMA copies of A and B into the ring of shared-memory stages."""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Constexpr, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
+from mx_kernels.sm90.config import TILE_K
+
+
+class Loads(NamedTuple):
+    """One operand as the load warp sees it: the copy atom and the tensor of TMA coordinates."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+class LoadRole:
+    """Mixin of GroupedGemm."""
+
+    @cute.jit
+    def load(self, ab_pipe, work_pipe, sWork, sA, sB, a: Loads, b: Loads, extent: Extent, cta):
+        """Fill one stage per K tile of every tile of work."""
+        tile = self.key.tile
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.stages)
+        work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
+        work, work_state = next_work(work_pipe, work_state, sWork)
+        while work.k_tiles >= 0:
+            gA = self.a_tiles(a.tensor, work, work.m_tile * tile.cluster_m + cta.m, extent)
+            gB = self.b_tiles(b.tensor, work, work.n_tile * tile.cluster_n + cta.n, extent)
+            tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
+            tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
+            for k_tile in cutlass.range(work.k_tiles, unroll=1):
+                ab_pipe.producer_acquire(state)
+                full = ab_pipe.producer_get_barrier(state)
+                self.copy_tile(a.atom, tAgA[(None, k_tile)], tAsA[(None, state.index)], full, cta.a_mask, tile.cluster_n)
+                self.copy_tile(b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, cta.b_mask, tile.cluster_m)
+                state.advance()
+            work, work_state = next_work(work_pipe, work_state, sWork)
+        # A CTA must not leave while its peers still signal its barriers.
+        ab_pipe.producer_tail(state)
+
+    @cute.jit
+    def copy_tile(self, atom, source: cute.Tensor, target: cute.Tensor, barrier, mask: Int32, sharers: Constexpr[int]):
+        if cutlass.const_expr(sharers > 1):
+            cute.copy(atom, source, target, tma_bar_ptr=barrier, mcast_mask=mask)
+        else:
+            cute.copy(atom, source, target, tma_bar_ptr=barrier)
+
+    @cute.jit
+    def partition_load(self, atom, coord: Int32, sharers: Constexpr[int], s: cute.Tensor, g: cute.Tensor):
+        """This CTA's part of a tile shared by `sharers` CTAs: (smem (copy, stage), gmem (copy, K tile))."""
+        return cpasync.tma_partition(
+            atom, coord, cute.make_layout(sharers), cute.group_modes(s, 0, 2), cute.group_modes(g, 0, 2)
+        )
+
+    @cute.jit
+    def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32, extent: Extent) -> cute.Tensor:
+        """The K tiles of A for one tile of work: (tile_m, TILE_K, K tiles). A's rows are ragged in every mode."""
+        view = mA[(None, None, work.start + work.length)]
+        skipped = extent.rows - work.length
+        if cutlass.const_expr(self.key.groups_along_k):
+            view = cute.domain_offset((0, skipped), view)
+        else:
+            view = cute.domain_offset((skipped, 0), view)
+        return cute.local_tile(view, (self.key.tile.tile_m, TILE_K), (m_tile, None))
+
+    @cute.jit
+    def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32, extent: Extent) -> cute.Tensor:
+        """The K tiles of B: (tile_n, TILE_K, K tiles). Ragged along K in wgrad, else the group's weights."""
+        if cutlass.const_expr(self.key.groups_along_k):
+            view = cute.domain_offset((0, extent.rows - work.length), mB[(None, None, work.start + work.length)])
+        else:
+            view = mB[(None, None, work.group)]
+        return cute.local_tile(view, (self.key.tile.tile_n, TILE_K), (n_tile, None))
