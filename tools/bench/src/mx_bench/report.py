@@ -1,0 +1,133 @@
+"""Results as a terminal table, a Markdown page and bar charts against the machine's ceilings."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+
+from mx_bench.compare import Comparison
+from mx_bench.results import Measurement, Results
+
+COLUMNS = ("case", "contestant", "time", "spread", "rate", "of ceiling", "note")
+SMOKE_WARNING = "Smoke sizes: these times show that everything runs and say nothing about speed."
+
+
+def ceilings(results: Results) -> tuple[float | None, float | None]:
+    """The machine's copy bandwidth (bytes/s) and dense BF16 rate (FLOP/s), as this run measured them."""
+    copy = results.best("ceilings", "copy")
+    dense = results.best("ceilings", "dense BF16")
+    return copy.bandwidth if copy else None, dense.rate if dense else None
+
+
+def floor_seconds(m: Measurement, results: Results) -> float | None:
+    """The roofline: the longer of bytes over the copy rate and FLOP over the dense BF16 rate."""
+    copy, dense = ceilings(results)
+    terms = [m.bytes / copy if m.bytes and copy else 0.0, m.flop / dense if m.flop and dense else 0.0]
+    return max(terms) or None
+
+
+def row(m: Measurement, results: Results) -> tuple[str, ...]:
+    """One measurement as the strings of COLUMNS."""
+    if m.seconds is None:
+        return m.case, m.contestant, "-", "-", "-", "-", m.note
+    floor = floor_seconds(m, results)
+    rate = f"{m.rate / 1e12:.0f} TFLOP/s" if m.rate and m.rate > 1e12 else ""
+    rate = rate or (f"{m.rate / 1e9:.1f} GFLOP/s" if m.rate else "")
+    rate = rate or (f"{m.bandwidth / 1e9:.0f} GB/s" if m.bandwidth else "")
+    spread = f"{m.spread:.1%}" + (" noisy" if m.is_noisy else "") if m.spread is not None else "-"
+    return (
+        m.case,
+        m.contestant,
+        duration(m.seconds),
+        spread,
+        rate,
+        f"{floor / m.seconds:.2f}" if floor else "-",
+        m.note,
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that gives three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def by_section(results: Results) -> Iterator[tuple[str, list[Measurement]]]:
+    """Measurements of each section, in the order they ran."""
+    for section, group in groupby(results.measurements, key=lambda m: m.section):
+        yield section, list(group)
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """One terminal table a section."""
+    for section, measurements in by_section(results):
+        table = Table(*COLUMNS, title=section, title_justify="left")
+        for m in measurements:
+            table.add_row(*row(m, results))
+        yield table
+
+
+def markdown(results: Results) -> str:
+    """The whole run as a page."""
+    lines = ["# mx-bench", ""]
+    if results.smoke:
+        lines += [SMOKE_WARNING, ""]
+    lines += _markdown_table(
+        ("machine", ""), [(k, str(v)) for k, v in results.machine.items() if v is not None]
+    )
+    for section, measurements in by_section(results):
+        lines += ["", f"## {section}", ""]
+        lines += _markdown_table(COLUMNS, [row(m, results) for m in measurements])
+    return "\n".join(lines) + "\n"
+
+
+def charts(results: Results, folder: Path) -> list[Path]:
+    """One bar chart a section: each contestant's share of the ceiling. Sections without a roofline get none."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    written = []
+    for section, measurements in by_section(results):
+        bars = [
+            (f"{m.case}  {m.contestant}", floor / m.seconds)
+            for m in measurements
+            if m.seconds and (floor := floor_seconds(m, results))
+        ]
+        if section == "ceilings" or not bars:
+            continue
+        names, shares = zip(*reversed(bars), strict=True)
+        figure, axes = plt.subplots(figsize=(9, 0.6 + 0.28 * len(bars)), layout="constrained")
+        axes.barh(names, shares, color=["#2a78d6" if "ours" in name else "#b9bec6" for name in names])
+        axes.axvline(1.0, color="#444", linewidth=1, linestyle="--")
+        axes.set_xlabel("share of the ceiling (larger of bytes / copy rate and FLOP / dense BF16 rate)")
+        axes.set_title(f"{section} on {results.machine.get('device')}", loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        path = folder / f"{section.replace(' ', '_')}.png"
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+        written.append(path)
+    return written
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """What moved beyond noise, largest move first."""
+    table = Table("section", "case", "contestant", "before", "after", "speed-up", "noise")
+    moved = [move for move in comparison.moves if move.is_beyond_noise]
+    for move in sorted(moved, key=lambda move: move.ratio):
+        table.add_row(
+            *move.before.key,
+            duration(move.before.seconds or 0.0),
+            duration(move.after.seconds or 0.0),
+            f"{move.ratio:.2f}x",
+            f"{move.noise:.0%}",
+        )
+    return table
+
+
+def _markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *rows)]
