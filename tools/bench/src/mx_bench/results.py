@@ -148,5 +148,9 @@ def load(path: Path) -> Results:
         jsonschema.validate(data, SCHEMA)
     except (json.JSONDecodeError, jsonschema.ValidationError) as error:
         raise ValueError(f"{path}: expected mx-bench results, schema {SCHEMA_VERSION}: {error}") from None
-    measurements = tuple(Measurement(**m) for m in data.pop("measurements"))
-    return Results(**{**data, "sections_done": tuple(data["sections_done"])}, measurements=measurements)
+    return Results(
+        machine=data["machine"],
+        smoke=data["smoke"],
+        sections_done=tuple(data["sections_done"]),
+        measurements=tuple(Measurement(**m) for m in data["measurements"]),
+    )

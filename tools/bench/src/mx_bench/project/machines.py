@@ -5,8 +5,9 @@ code), *datasheet*, *inferred* (our own arithmetic from the others; the weakest 
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -116,16 +117,14 @@ B200 = Machine(
     bubble_clocks=500,
     launch_s=1.0e-6,
 )
-GB300 = Machine(
-    **{
-        **{f.name: getattr(B200, f.name) for f in fields(Machine)},
-        "name": "GB300",
-        "sms": 152,
-        "clock_hz": 1.92e9,
-        "sustained_flops_bf16": 2.25e15,
-        "sustained_flops_mx": 4.5e15,
-        "copy_bandwidth": 6.9e12,
-    }
+GB300 = replace(
+    B200,
+    name="GB300",
+    sms=152,
+    clock_hz=1.92e9,
+    sustained_flops_bf16=2.25e15,
+    sustained_flops_mx=4.5e15,
+    copy_bandwidth=6.9e12,
 )
 SOURCES["GB300"] = {
     **SOURCES["B200"],
@@ -149,12 +148,12 @@ def load_machine(path: Path) -> Machine:
     base = table.pop("base", "B200")
     if base not in MACHINES:
         raise ValueError(f"{path}: base must be one of {', '.join(MACHINES)}, got {base!r}")
-    values = {f.name: getattr(MACHINES[base], f.name) for f in fields(Machine)}
-    unknown = sorted(set(table) - set(values))
+    names = [f.name for f in fields(Machine)]
+    unknown = sorted(set(table) - set(names))
     if unknown:
-        raise ValueError(f"{path}: no such field: {', '.join(unknown)}; fields are {', '.join(values)}")
+        raise ValueError(f"{path}: no such field: {', '.join(unknown)}; fields are {', '.join(names)}")
     for key, value in table.items():
         if key != "name" and not (isinstance(value, int | float) and value > 0):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}")
-    values["name"] = path.stem
-    return Machine(**{**values, **table})
+    changes: dict[str, Any] = {"name": path.stem, **table}
+    return replace(MACHINES[base], **changes)
