@@ -33,27 +33,29 @@ def encode(x: Tensor, format: ElementFormat) -> Tensor:
         `format.nan_code`. MXINT8 is two's complement; its code 0x80 is never produced.
     """
     check_dtype("x", x, torch.float32, torch.bfloat16, torch.float16)
-    m = format.mantissa_bits
+    m, fraction_bits = format.mantissa_bits, _FRACTION_BITS
+    min_normal = _float_bits(format.min_normal)
     bits = x.detach().to(torch.float32).view(torch.int32)
     magnitude = bits & 0x7FFF_FFFF
     is_nan = (
         _INF_BITS - magnitude
     ) >> 31  # all ones, or 0: integers are several times faster than torch.where
-    magnitude = magnitude.clamp(max=_float_bits(format.max_value))
+    magnitude.clamp_(max=_float_bits(format.max_value))
     # The quantum, the distance between neighbouring codes, is 2^(E - m) from the smallest normal exponent
     # up and 2^(emin - m) below. Adding 2^(23 + E - m), whose own last bit is worth one quantum, makes fp32
     # addition round |x| to a whole number of quanta, ties to even.
-    exponent = (magnitude & _INF_BITS).clamp(min=_float_bits(format.min_normal))
-    magic = exponent + ((_FRACTION_BITS - m) << _FRACTION_BITS)
-    quanta = (magnitude.view(torch.float32) + magic.view(torch.float32)).view(torch.int32) - magic
+    exponent = (magnitude & _INF_BITS).clamp_(min=min_normal)
+    magic = exponent + ((fraction_bits - m) << fraction_bits)
+    quanta = magnitude.view(torch.float32).add_(magic.view(torch.float32)).view(torch.int32).sub_(magic)
     # A normal value has 2^m or more quanta, so its implicit one steps the exponent field from 0 to 1.
-    code = ((exponent - _float_bits(format.min_normal)) >> (_FRACTION_BITS - m)) + quanta
+    code = exponent.sub_(min_normal).bitwise_right_shift_(fraction_bits - m).add_(quanta)
     if format.twos_complement:
         negative = bits >> 31
-        code = (code ^ negative) - negative
+        code = code.bitwise_xor_(negative).sub_(negative)
     else:
-        code = code | ((bits >> (32 - format.bits)) & format.sign_bit)
-    code = (code & ~is_nan) | (is_nan & format.nan_code)
+        code |= (bits >> (32 - format.bits)).bitwise_and_(format.sign_bit)
+    code &= ~is_nan
+    code |= is_nan.bitwise_and_(format.nan_code)
     return code.to(torch.uint8)
 
 

@@ -8,6 +8,7 @@ the host, so nothing here reads `offs` back, and all shapes come from shapes.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mx_core.checks import check_dtype, check_ndim, check_shape, expected
 from mx_core.formats import RowMap
@@ -86,11 +87,8 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
         (n, ...), x's dtype. A NaN in a row that is not asked for does not show.
     """
     bits = x.view(torch.uint8) if x.element_size() == 1 else x  # index_select lacks float8
-    wanted = (index >= 0).view(-1, *[1] * (x.ndim - 1))
-    if x.shape[0] == 0:
-        return x.new_zeros(index.shape[0], *x.shape[1:])
-    rows = bits.index_select(0, index.clamp(min=0))
-    return torch.where(wanted, rows, 0).to(bits.dtype).view(x.dtype)
+    with_zero_row = pad(bits, (0, 0) * (x.ndim - 1) + (0, 1))
+    return with_zero_row.index_select(0, torch.where(index < 0, x.shape[0], index)).view(x.dtype)
 
 
 def align_rows(x_MD: Tensor, offs: Tensor) -> Tensor:

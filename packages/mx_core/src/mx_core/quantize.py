@@ -1,10 +1,13 @@
 """Quantise a tensor to MX and back, along any axis; the arithmetic is defined in docs/numerics.md."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mx_core.checks import check_axis, check_choice, check_dtype, check_format, expected
+from mx_core.chunks import map_chunks
 from mx_core.codec import decode, encode, from_storage, to_storage
 from mx_core.formats import BLOCK_SIZE, ElementFormat, ScaleLayout, ScaleRounding
 from mx_core.scale_layout import from_blocked, to_layout
@@ -46,17 +49,21 @@ def quantize(
     if layout is ScaleLayout.BLOCKED_128X4 and x.ndim < 2:
         raise ValueError(expected("x", "two axes or more with blocked scales", f"shape {tuple(x.shape)}"))
 
-    blocks = _split_blocks(x.detach().to(torch.float32).contiguous(), axis)
-    # fp32 magnitudes are ordered like their bit patterns, with Inf and then NaN on top: an integer maximum
-    # needs no special case for them.
-    amax = (blocks.view(torch.int32) & 0x7FFF_FFFF).amax(axis).view(torch.float32)
-    scale = amax_to_e8m0(amax, format, rounding)
-    # Times a power of two is exact; where the product underflows, its code is 0 either way. A scale of NaN
-    # makes the whole block NaN.
-    codes = encode(blocks * e8m0_to_reciprocal(scale).unsqueeze(axis), format)
-    codes = _join_blocks(codes, axis, x.shape[axis])
-    scale = scale.movedim(axis, -1)
-    return MXTensor(to_storage(codes, format), to_layout(scale, layout), format, axis, layout, x.shape)
+    def quantize_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+        values = blocks.to(torch.float32)
+        # fp32 magnitudes are ordered like their bit patterns, Inf and NaN on top: an integer maximum needs
+        # no special case for them.
+        amax = (values.view(torch.int32) & 0x7FFF_FFFF).amax(1).view(torch.float32)
+        scale = amax_to_e8m0(amax, format, rounding)
+        # The product with a power of two is exact, or underflows and then its code is 0 either way. Where
+        # the scale is NaN, the whole block becomes NaN.
+        return encode(values * e8m0_to_reciprocal(scale)[:, None], format), scale
+
+    blocks = _split_blocks(x.detach(), axis)
+    codes, scale = map_chunks(quantize_blocks, blocks, row_elements=BLOCK_SIZE * blocks.shape[2])
+    data = to_storage(_join_blocks(codes, x.shape, axis), format)
+    scale = scale.reshape(_scale_shape(x.shape, axis)).movedim(axis, -1)
+    return MXTensor(data, to_layout(scale, layout), format, axis, layout, x.shape)
 
 
 def dequantize(mx: MXTensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -71,9 +78,10 @@ def dequantize(mx: MXTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(expected("dtype", "torch.float64, float32, bfloat16 or float16", dtype))
     exact = torch.float64 if dtype is torch.float64 else torch.float32
-    values = _split_blocks(decode(from_storage(mx.data, mx.format, mx.shape[-1]), mx.format, exact), mx.axis)
-    scale = e8m0_to_float(linear_scale(mx), exact).movedim(-1, mx.axis).unsqueeze(mx.axis)
-    return _join_blocks(values * scale, mx.axis, mx.shape[mx.axis]).to(dtype)
+    codes = _split_blocks(from_storage(mx.data, mx.format, mx.shape[-1]), mx.axis)
+    scale = linear_scale(mx).movedim(-1, mx.axis).reshape(codes.shape[0], 1, codes.shape[2])
+    values = decode(codes, mx.format, exact).mul_(e8m0_to_float(scale, exact))
+    return _join_blocks(values, mx.shape, mx.axis).to(dtype)
 
 
 def linear_scale(mx: MXTensor) -> Tensor:
@@ -88,15 +96,25 @@ def linear_scale(mx: MXTensor) -> Tensor:
     return from_blocked(mx.scale, rows, -(-length // BLOCK_SIZE))
 
 
+def _scale_shape(shape: torch.Size, axis: int) -> tuple[int, ...]:
+    """`shape` with the number of blocks, ceil(L/32), in place of L."""
+    position = len(shape) + axis
+    return (*shape[:position], -(-shape[axis] // BLOCK_SIZE), *shape[position + 1 :])
+
+
 def _split_blocks(x: Tensor, axis: int) -> Tensor:
-    """(..., L, ...) -> (..., ceil(L/32), 32, ...), zero-padded: `axis` becomes the axis inside a block."""
-    length = x.shape[axis]
-    blocks = -(-length // BLOCK_SIZE)
-    if blocks * BLOCK_SIZE != length:
-        x = pad(x, (0, 0) * (-axis - 1) + (0, blocks * BLOCK_SIZE - length))
-    return x.unflatten(axis, (blocks, BLOCK_SIZE))
+    """(..., L, ...) -> (blocks, 32, elements behind `axis`), the last block of each L zero-padded."""
+    missing = -x.shape[axis] % BLOCK_SIZE
+    if missing:
+        x = pad(x, (0, 0) * (-axis - 1) + (0, missing))
+    position = x.ndim + axis
+    blocks = math.prod(x.shape[:position]) * (x.shape[axis] // BLOCK_SIZE)
+    return x.reshape(blocks, BLOCK_SIZE, math.prod(x.shape[position + 1 :]))
 
 
-def _join_blocks(x: Tensor, axis: int, length: int) -> Tensor:
-    """The inverse of `_split_blocks`: `axis` counts from the end, as there."""
-    return x.flatten(axis - 1, axis).narrow(axis, 0, length).contiguous()
+def _join_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
+    """The inverse of `_split_blocks` for a tensor of this shape; contiguous."""
+    position = len(shape) + axis
+    padded = _scale_shape(shape, axis)[position] * BLOCK_SIZE
+    whole = blocks.reshape(*shape[:position], padded, *shape[position + 1 :])
+    return whole.narrow(axis, 0, shape[axis]).contiguous()

@@ -6,8 +6,10 @@ dropped; `token_of` (P,) is the token of every row, -1 on padding.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mx_core.checks import check_dtype, check_ndim, check_shape
+from mx_core.chunks import map_chunks
 from mx_core.groups import aligned_offs, aligned_rows, take_rows
 
 
@@ -72,12 +74,20 @@ def combine(y: Tensor, slot_of: Tensor, weights: Tensor | None = None) -> Tensor
     check_ndim("slot_of", slot_of, 2)
     if weights is not None:
         check_shape("weights", weights, *slot_of.shape)
-    acc = y.new_zeros(slot_of.shape[0], y.shape[1], dtype=torch.float32)
-    for j in range(slot_of.shape[1]):
-        y_j = take_rows(y, slot_of[:, j]).to(torch.float32)
-        added = acc + y_j if weights is None else fma(weights[:, j, None].to(torch.float32), y_j, acc)
-        acc = torch.where(slot_of[:, j, None] >= 0, added, acc)
-    return acc.to(y.dtype)
+    with_zero_row = pad(y, (0, 0, 0, 1))  # where dropped choices point
+    slot = torch.where(slot_of < 0, y.shape[0], slot_of)
+
+    def combine_tokens(slot: Tensor, *weights: Tensor) -> tuple[Tensor]:
+        acc = y.new_zeros(slot.shape[0], y.shape[1], dtype=torch.float32)
+        for j in range(slot.shape[1]):
+            y_j = with_zero_row.index_select(0, slot[:, j]).to(torch.float32)
+            added = fma(weights[0][:, j, None].to(torch.float32), y_j, acc) if weights else acc + y_j
+            acc = torch.where(slot[:, j, None] < y.shape[0], added, acc)
+        return (acc.to(y.dtype),)
+
+    tensors = [slot] if weights is None else [slot, weights]
+    (out,) = map_chunks(combine_tokens, *tensors, row_elements=y.shape[1])
+    return out
 
 
 def combine_backward(dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,10 +128,11 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     virtual = total - product
     lost = (product - (total - virtual)) + (c64 - virtual)  # total + lost is exact (Knuth's TwoSum)
     bits = total.view(torch.int64)
-    inexact = (lost != 0) & lost.isfinite() & total.isfinite()
-    step = torch.where((lost > 0) == (total > 0), 1, -1)  # away from zero, or towards it
-    bits = torch.where(inexact & (bits & 1 == 0), bits + step, bits)
-    return bits.view(torch.float64).to(torch.float32)
+    # An even last bit becomes odd: up if what was lost has the sign of the total, else down. NaN in `lost`
+    # (an infinite or NaN total) compares false.
+    step = ((lost.view(torch.int64) ^ bits) >> 63) | 1
+    even_and_inexact = (lost.abs() > 0).to(torch.int64) & ~bits
+    return (bits + step * even_and_inexact).view(torch.float64).to(torch.float32)
 
 
 def _scatter(values: Tensor, slot_of: Tensor, rows: int) -> Tensor:

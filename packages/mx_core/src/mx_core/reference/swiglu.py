@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mx_core.checks import check_multiple, check_ndim, check_shape
+from mx_core.chunks import map_chunks
 from mx_core.formats import RowMap
 from mx_core.groups import is_real_row
 
@@ -23,9 +24,14 @@ def swiglu(h: Tensor, offs: Tensor, *, out_dtype: torch.dtype | None = None) -> 
     Returns:
         (P, H); 0 in rows that belong to no group, whatever h holds there.
     """
-    gate, up, real = _halves(h, offs)
-    a = gate * torch.sigmoid(gate) * up
-    return _finish(a, real, out_dtype or h.dtype)
+    dtype = out_dtype or h.dtype
+
+    def rows(h: Tensor, real: Tensor) -> tuple[Tensor]:
+        gate, up = _halves(h)
+        return (_finish(gate * torch.sigmoid(gate) * up, real, dtype),)
+
+    (a,) = map_chunks(rows, h, _real_rows(h, offs), row_elements=h.shape[1])
+    return a
 
 
 def dswiglu(
@@ -44,27 +50,38 @@ def dswiglu(
         dh (P, 2H) = w * d<da, a>/dh; wa (P, H) = w * a; dw (P,) float32 = <da, a> per row. All 0 in rows that
         belong to no group.
     """
-    gate, up, real = _halves(h, offs)
-    check_shape("da", da, *gate.shape)
-    check_shape("slot_weights", slot_weights, h.shape[0])
-    da64, w64 = da.to(torch.float64), slot_weights.to(torch.float64)[:, None]
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
-    dsilu = sigmoid * (1 + gate * torch.sigmoid(-gate))
-    a = silu * up
-    dh = torch.cat([w64 * da64 * up * dsilu, w64 * da64 * silu], dim=-1)
     dtype = out_dtype or h.dtype
-    dw = (da64 * a).sum(-1, keepdim=True)
-    return _finish(dh, real, dtype), _finish(w64 * a, real, dtype), _finish(dw, real, torch.float32)[:, 0]
+    real = _real_rows(h, offs)
+    check_shape("da", da, h.shape[0], h.shape[1] // 2)
+    check_shape("slot_weights", slot_weights, h.shape[0])
+
+    def rows(da: Tensor, h: Tensor, w: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up = _halves(h)
+        da, w = da.to(torch.float64), w.to(torch.float64)[:, None]
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        dsilu = sigmoid * (1 + gate * (1 - sigmoid))
+        a, weighted = silu * up, w * da
+        dh = torch.cat([weighted * up * dsilu, weighted * silu], dim=1)
+        dw = (da * a).sum(1, keepdim=True)
+        return _finish(dh, real, dtype), _finish(w * a, real, dtype), _finish(dw, real, torch.float32)
+
+    dh, wa, dw = map_chunks(rows, da, h, slot_weights, real, row_elements=h.shape[1])
+    return dh, wa, dw[:, 0]
 
 
-def _halves(h: Tensor, offs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The halves of h, gate and up, in float64, and which rows are real (P, 1)."""
+def _real_rows(h: Tensor, offs: Tensor) -> Tensor:
+    """Which rows of h (P, 2H) belong to a group, (P, 1)."""
     check_ndim("h", h, 2)
     check_multiple("h.shape[1]", h.shape[1], 2)
-    gate, up = h.to(torch.float64).chunk(2, dim=-1)
-    return gate, up, is_real_row(offs, h.shape[0], RowMap.ALIGNED)[:, None]
+    return is_real_row(offs, h.shape[0], RowMap.ALIGNED)[:, None]
+
+
+def _halves(h: Tensor) -> tuple[Tensor, ...]:
+    """The gate and up halves of h in float64."""
+    return h.to(torch.float64).chunk(2, dim=1)
 
 
 def _finish(x: Tensor, real: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to fp32, then to the output dtype; 0 in padding."""
     return torch.where(real, x.to(torch.float32), 0.0).to(dtype)
