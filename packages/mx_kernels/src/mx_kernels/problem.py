@@ -5,12 +5,13 @@ them at run time. A GPU backend derives its compile key from the problem and wha
 Building a problem with a name that does not exist, or with a combination that has no meaning, is a ValueError.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import TypeVar
+from typing import Any
 
 import torch
-from mx_core import FORMATS, RowMap, ScaleLayout, ScaleRounding
+from mx_core.checks import check_choice, check_format, expected
+from mx_core.formats import FORMATS, RowMap, ScaleLayout, ScaleRounding
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float32)
 ID_DTYPES = (torch.int32, torch.int64)
@@ -20,30 +21,18 @@ PLAIN_FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GEMM_MODES = ("fprop", "dgrad", "wgrad")
 ORIENTATIONS = ("row", "col", "dual")
 
-_Enum = TypeVar("_Enum", bound=StrEnum)
-
 
 def plain_format(dtype: torch.dtype) -> str:
-    """The name of an operand that is not quantised: "bf16" or "fp32"."""
-    return one_of("dtype", {v: k for k, v in PLAIN_FORMATS.items()}, dtype)
+    """The format name of operands that are not quantised."""
+    one_of("dtype", FLOAT_DTYPES, dtype)
+    return "bf16" if dtype is torch.bfloat16 else "fp32"
 
 
-def one_of(name, choices, value):
-    """`choices[value]` of a dict, else `value` itself if it is among the choices; a ValueError that lists them if not."""
-    try:
-        if value in choices:
-            return choices[value] if isinstance(choices, dict) else value
-    except TypeError:  # unhashable
-        pass
-    raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
-
-
-def member(name: str, enum: type[_Enum], value: str) -> _Enum:
-    """The member of a StrEnum with this value."""
-    try:
-        return enum(value)
-    except ValueError:
-        raise ValueError(f"{name}: expected one of {', '.join(enum)}, got {value!r}") from None
+def one_of(name: str, choices: Sequence[Any], value: Any) -> Any:
+    """`value` if it is one of `choices`, else a ValueError that lists them."""
+    if value not in choices:
+        raise ValueError(expected(name, f"one of {', '.join(map(str, choices))}", repr(value)))
+    return value
 
 
 #: Field name → check; a check returns the value to keep.
@@ -51,12 +40,12 @@ _CHECKS = {
     "dtype": lambda v: one_of("dtype", FLOAT_DTYPES, v),
     "out_dtype": lambda v: one_of("out_dtype", FLOAT_DTYPES, v),
     "id_dtype": lambda v: one_of("topk_ids dtype", ID_DTYPES, v),
-    "format": lambda v: None if v is None else one_of("format", tuple(FORMATS), v),
+    "format": lambda v: None if v is None else check_format("format", v).name,
     "a_format": lambda v: one_of("a_format", (*PLAIN_FORMATS, *FORMATS), v),
     "b_format": lambda v: one_of("b_format", (*PLAIN_FORMATS, *FORMATS), v),
-    "rounding": lambda v: member("rounding", ScaleRounding, v),
-    "layout": lambda v: member("layout", ScaleLayout, v),
-    "row_map": lambda v: member("row_map", RowMap, v),
+    "rounding": lambda v: check_choice("rounding", v, ScaleRounding),
+    "layout": lambda v: check_choice("layout", v, ScaleLayout),
+    "row_map": lambda v: check_choice("row_map", v, RowMap),
     "orientation": lambda v: one_of("orientation", ORIENTATIONS, v),
     "mode": lambda v: one_of("mode", GEMM_MODES, v),
 }

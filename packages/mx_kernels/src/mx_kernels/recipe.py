@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from mx_core import FORMATS, ScaleRounding
+from mx_core.checks import check_choice, check_format
+from mx_core.formats import ScaleRounding
 
-from mx_kernels.problem import member, one_of
+from mx_kernels.problem import one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,8 @@ class Recipe:
 
     def __post_init__(self):
         if self.format is not None:
-            one_of("format", tuple(FORMATS), self.format)
-        object.__setattr__(self, "rounding", member("rounding", ScaleRounding, self.rounding))
+            check_format("format", self.format)
+        object.__setattr__(self, "rounding", check_choice("rounding", self.rounding, ScaleRounding))
 
     @property
     def is_mx(self) -> bool:
@@ -41,4 +42,4 @@ RECIPES = {
 
 def as_recipe(recipe: str | Recipe) -> Recipe:
     """A recipe by name or as it is."""
-    return recipe if isinstance(recipe, Recipe) else one_of("recipe", RECIPES, recipe)
+    return recipe if isinstance(recipe, Recipe) else RECIPES[one_of("recipe", tuple(RECIPES), recipe)]

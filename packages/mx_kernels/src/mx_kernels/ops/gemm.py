@@ -1,0 +1,327 @@
+"""Grouped GEMMs: fprop, dgrad and wgrad of E weight matrices, on MX, bf16 or fp32 operands.
+
+| mode  | a                              | b                                    | result      |
+|-------|--------------------------------|--------------------------------------|-------------|
+| fprop | x (rows, K), blocks along K    | w (E, N, K), blocks along K          | y (rows, N) |
+| dgrad | dy (rows, N), blocks along N   | w (E, N, K), blocks along N (axis -2) | dx (rows, K) |
+| wgrad | dy (rows, N), blocks down rows | x (rows, K), blocks down rows        | dw (E, N, K) |
+
+The op takes blocked scales only; the functions here take MXTensors of either layout.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from mx_core import FORMATS, MXTensor, RowMap, ScaleLayout
+from mx_core.checks import expected
+from mx_core.codec import packed_size, storage_dtype
+from mx_core.groups import align_rows, aligned_rows
+from mx_core.quantize import linear_scale
+from mx_core.scale_layout import to_blocked
+from torch import Tensor
+
+from mx_kernels import registry
+from mx_kernels.ops.checks import check_offs, check_tensor
+from mx_kernels.ops.library import define
+from mx_kernels.outputs import scale_shape
+from mx_kernels.problem import FLOAT_DTYPES, PLAIN_FORMATS, GemmProblem, one_of, plain_format
+
+Operand = Tensor | MXTensor
+BLOCKED = ScaleLayout.BLOCKED_128X4
+
+
+@functools.cache
+def _storage(format: str) -> tuple[torch.dtype, int, int]:
+    """(dtype, values, elements): `values` numbers take `elements` elements of that dtype."""
+    if format in PLAIN_FORMATS:
+        return PLAIN_FORMATS[format], 1, 1
+    found = FORMATS[one_of("format", (*PLAIN_FORMATS, *FORMATS), format)]
+    values = 4  # enough for FP6: four numbers to three bytes
+    return storage_dtype(found), values, packed_size(values, found)
+
+
+def _logical(name: str, data: Tensor, format: str, ndim: int) -> tuple[int, ...]:
+    """Logical shape of an operand of `ndim` axes, after its rank and dtype have been checked."""
+    dtype, values, elements = _storage(format)
+    if data.dtype != dtype:
+        raise TypeError(expected(name, f"{dtype} for {format}", data.dtype))
+    if data.ndim != ndim:
+        raise ValueError(expected(name, f"{ndim} axes", f"shape {tuple(data.shape)}"))
+    if values == elements:
+        return data.shape
+    return (*data.shape[:-1], data.shape[-1] * values // elements)
+
+
+def _check_scale(name: str, scale: Tensor | None, want: tuple[int, ...], device: torch.device) -> None:
+    if scale is None:
+        raise ValueError(expected(name, f"blocked scales {tuple(want)}", "None"))
+    check_tensor(name, scale, want, (torch.uint8,), device)
+
+
+def _checked_shape(
+    mode: str,
+    a: Tensor,
+    a_scale: Tensor | None,
+    a_format: str,
+    b: Tensor,
+    b_scale: Tensor | None,
+    b_format: str,
+    offs: Tensor | None,
+    row_map: str,
+) -> tuple[int, ...]:
+    """Check all operands; the shape of the result."""
+    device = a.device
+    rows, a_cols = _logical("a", a, a_format, 2)
+    check_tensor("a", a, a.shape, (a.dtype,), device)
+    b_shape = _logical("b", b, b_format, 2 if mode == "wgrad" else 3)
+    check_tensor("b", b, b.shape, (b.dtype,), device)
+    E = 1
+    if offs is not None:
+        check_offs(offs, device)
+        E = offs.shape[0]
+
+    # Each operand as a matrix of (rows, reduced size): what its scales are shaped by.
+    if mode == "wgrad":
+        _check_equal("rows", rows, b_shape[0])
+        result, a_matrix, b_matrix, b_batch = (E, a_cols, b_shape[1]), (a_cols, rows), (b_shape[1], rows), ()
+    else:
+        _check_equal("groups (1 without offs)", E, b_shape[0])
+        N, K = b_shape[1:]
+        reduced, kept = (K, N) if mode == "fprop" else (N, K)
+        _check_equal("K" if mode == "fprop" else "N", a_cols, reduced)
+        scale_rows = aligned_rows(rows, E) if offs is not None and row_map == RowMap.COMPACT else rows
+        result, a_matrix, b_matrix, b_batch = (rows, kept), (scale_rows, reduced), (kept, reduced), (E,)
+
+    if a_format not in PLAIN_FORMATS:
+        _check_scale("a_scale", a_scale, scale_shape(*a_matrix, BLOCKED), device)
+        _check_scale("b_scale", b_scale, (*b_batch, *scale_shape(*b_matrix, BLOCKED)), device)
+    elif a_scale is not None or b_scale is not None:
+        raise ValueError(expected("a_scale, b_scale", f"None with {a_format} operands", "a tensor"))
+    return result
+
+
+def _check_equal(what: str, of_a: int, of_b: int) -> None:
+    if of_a != of_b:
+        raise ValueError(expected("a, offs and b", f"the same number of {what}", f"{of_a} and {of_b}"))
+
+
+def _grouped_gemm(
+    mode,
+    a,
+    a_scale,
+    a_format,
+    b,
+    b_scale,
+    b_format,
+    offs,
+    out_dtype,
+    row_map: Any = "aligned",
+    backend="auto",
+):
+    run = registry.bind(
+        "grouped_gemm",
+        backend,
+        a.device,
+        GemmProblem,
+        mode,
+        a_format,
+        b_format,
+        out_dtype,
+        row_map,
+        offs is not None,
+    )
+    _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    return run(a, a_scale, b, b_scale, offs, None)
+
+
+def _grouped_gemm_fake(
+    mode,
+    a,
+    a_scale,
+    a_format,
+    b,
+    b_scale,
+    b_format,
+    offs,
+    out_dtype,
+    row_map: Any = "aligned",
+    backend="auto",
+):
+    GemmProblem(mode, a_format, b_format, out_dtype, row_map, offs is not None)
+    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    return a.new_empty(shape, dtype=out_dtype)
+
+
+def _grouped_gemm_out(
+    mode,
+    a,
+    a_scale,
+    a_format,
+    b,
+    b_scale,
+    b_format,
+    offs,
+    out,
+    accumulate=False,
+    row_map: Any = "aligned",
+    backend="auto",
+):
+    run = registry.bind(
+        "grouped_gemm", backend, a.device, GemmProblem,
+        mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate,
+    )  # fmt: skip
+    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
+    run(a, a_scale, b, b_scale, offs, out)
+
+
+def _grouped_gemm_out_fake(
+    mode,
+    a,
+    a_scale,
+    a_format,
+    b,
+    b_scale,
+    b_format,
+    offs,
+    out,
+    accumulate=False,
+    row_map: Any = "aligned",
+    backend="auto",
+):
+    GemmProblem(mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate)
+    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
+
+
+_OPERANDS = (
+    "str mode, Tensor a, Tensor? a_scale, str a_format, Tensor b, Tensor? b_scale, str b_format, Tensor? offs"
+)
+define(
+    f"grouped_gemm({_OPERANDS}, ScalarType out_dtype, str row_map='aligned', str backend='auto') -> Tensor",
+    _grouped_gemm,
+    _grouped_gemm_fake,
+)
+define(
+    f"grouped_gemm_out({_OPERANDS}, Tensor(a!) out, bool accumulate=False, str row_map='aligned', "
+    "str backend='auto') -> ()",
+    _grouped_gemm_out,
+    _grouped_gemm_out_fake,
+)
+
+
+# what users call -----------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    name: str, x: Operand, axis: int, offs: Tensor | None, row_map: str
+) -> tuple[Tensor, Tensor | None, str]:
+    """(data, blocked scale, format) of an operand."""
+    if isinstance(x, Tensor):
+        return x, None, plain_format(x.dtype)
+    if not isinstance(x, MXTensor):
+        raise TypeError(expected(name, "an MXTensor or a torch.Tensor", type(x).__name__))
+    if x.axis != axis:
+        raise ValueError(expected(name, f"blocks along axis {axis}", f"axis {x.axis}"))
+    if x.layout is ScaleLayout.BLOCKED_128X4:
+        return x.data, x.scale, x.format.name
+    scale = linear_scale(x)
+    if offs is not None and axis == -1 and x.ndim == 2 and row_map == RowMap.COMPACT:
+        scale = align_rows(scale, offs)
+    return x.data, to_blocked(scale), x.format.name
+
+
+def _gemm(
+    mode: str,
+    a: tuple[str, Operand, int],
+    b: tuple[str, Operand, int],
+    offs: Tensor | None,
+    out_dtype: torch.dtype | None,
+    row_map: str,
+    out: Tensor | None,
+    accumulate: bool,
+    backend: str,
+) -> Tensor:
+    operands = (*_parts(*a, offs, row_map), *_parts(*b, offs, row_map), offs)
+    if out is None:
+        if accumulate:
+            raise ValueError(expected("out", "a float32 tensor to accumulate into", "None"))
+        if out_dtype is None:
+            out_dtype = a[1].dtype if isinstance(a[1], Tensor) else torch.bfloat16
+        return torch.ops.mx.grouped_gemm(mode, *operands, out_dtype, row_map, backend)
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise TypeError(expected("out_dtype", f"out's dtype {out.dtype}", out_dtype))
+    torch.ops.mx.grouped_gemm_out(mode, *operands, out, accumulate, row_map, backend)
+    return out
+
+
+def grouped_gemm_fprop(
+    x: Operand,
+    w: Operand,
+    offs: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    row_map: RowMap = RowMap.ALIGNED,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Y = x @ w[g].T for the rows of every group g. Not differentiable: `mx_grouped_mm` is.
+
+    Args:
+        x: (rows, K), bf16, fp32 or MXTensor with axis -1 (quantised with the same `offs` and `row_map`).
+        w: (E, N, K), bf16, fp32 or MXTensor with axis -1.
+        offs: int32 (E,), ends of the groups' real rows; None for one group (then E = 1).
+        out_dtype: torch.bfloat16 or torch.float32; default x's dtype, bf16 for an MXTensor.
+        row_map: of x and of the result.
+        out: write here instead.
+        backend: "auto", "cpu", "sm90" or "sm100".
+
+    Returns:
+        (rows, N). COMPACT: rows at and past offs[-1] are 0. ALIGNED: a group's padding is 0, rows past the last
+        unit are unspecified.
+    """
+    return _gemm("fprop", ("x", x, -1), ("w", w, -1), offs, out_dtype, row_map, out, False, backend)
+
+
+def grouped_gemm_dgrad(
+    dy: Operand,
+    w: Operand,
+    offs: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    row_map: RowMap = RowMap.ALIGNED,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Dx = dy @ w[g]: dy (rows, N) with axis -1, w (E, N, K) with axis -2 → (rows, K). The rest as for fprop."""
+    return _gemm("dgrad", ("dy", dy, -1), ("w", w, -2), offs, out_dtype, row_map, out, False, backend)
+
+
+def grouped_gemm_wgrad(
+    dy: Operand,
+    x: Operand,
+    offs: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    row_map: RowMap = RowMap.ALIGNED,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """dw[g] = dy[g].T @ x[g], sums over the rows of every group; exact 0 for a group without rows.
+
+    Args:
+        dy: (rows, N), bf16, fp32, or MXTensor with axis -2 and ALIGNED rows.
+        x: (rows, K), likewise.
+        offs: int32 (E,), ends of the groups' real rows; None for one group of all rows.
+        out_dtype: torch.bfloat16 or torch.float32; default dy's dtype, bf16 for an MXTensor.
+        row_map: of dy and x; MX operands are ALIGNED.
+        out: write here instead, (E, N, K).
+        accumulate: add to `out`, which must be float32.
+        backend: "auto", "cpu", "sm90" or "sm100".
+
+    Returns:
+        (E, N, K).
+    """
+    return _gemm("wgrad", ("dy", dy, -2), ("x", x, -2), offs, out_dtype, row_map, out, accumulate, backend)
