@@ -1,0 +1,219 @@
+"""`mx-train`, `mx-train compare` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
+
+import difflib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+from rich.console import Console
+
+from mx_trainer.checkpoint import find_checkpoint, run_dir_of
+from mx_trainer.config import Config, validate
+from mx_trainer.configs import load_preset
+from mx_trainer.errors import CheckpointError, ConfigError
+
+T = TypeVar("T")
+
+_CHANGEABLE = {  # on resume; everything else would make it another run
+    "steps", "device", "compile", "checkpoint_activations", "log_every", "eval_every", "eval_tokens",
+    "final_eval_tokens", "save_every", "keep", "sample_tokens",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainArgs(Config):
+    """Train a mixture-of-experts GPT. Without arguments: a small one with MXFP8 experts, three minutes on two cores.
+
+    Ctrl-C saves; `mx-train --resume runs/NAME` goes on. `mx-train compare` trains BF16 and MXFP8 side by side.
+    """
+
+    resume: str = ""
+    """A run folder (its newest checkpoint) or one checkpoint folder to go on from."""
+
+
+@dataclass(frozen=True)
+class CompareArgs(Config):
+    """Train the same model on the same data in two precisions and a control that must look worse."""
+
+    seeds: int = 3
+    """Seeds per precision: --seed, --seed + 1, ..."""
+    baseline: str = "bf16"
+    """The precision that the others are measured against."""
+    candidate: str = "mxfp8"
+    """The precision that must be at parity."""
+    control: str = "mxfp4"
+    """The precision that must not be; empty for none."""
+
+
+@dataclass(frozen=True)
+class SampleArgs:
+    """Print text from a trained run."""
+
+    run: tyro.conf.Positional[str]
+    """A run folder or one of its checkpoints."""
+    prompt: str = ""
+    """Text to continue; empty starts a new document."""
+    tokens: int = 300
+    """Tokens to draw."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time."""
+    top_k: int = 50
+    """Draw among the likeliest k; 0 among all."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""
+
+
+def train(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `mx-train`."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["compare"]:
+        return _guarded("mx-train compare", lambda: _compare(args[1:]))
+    return _guarded("mx-train", lambda: _train(args))
+
+
+def sample(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `mx-sample`."""
+    return _guarded("mx-sample", lambda: _sample(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _guarded(prog: str, main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except (ConfigError, CheckpointError, FloatingPointError) as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _parse(cls: type[T], args: list[str], prog: str, default: T | None = None) -> T:
+    """Parse flags over `default`; an unknown one is refused with the nearest that exists."""
+    parsed, unknown = tyro.cli(
+        cls,
+        args=args,
+        prog=prog,
+        default=tyro.MISSING_NONPROP if default is None else default,
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    if unknown:
+        near = difflib.get_close_matches(unknown[0].split("=")[0], _flags(cls), n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"unknown argument {unknown[0]!r}{hint} ({prog} --help lists all)")
+    return parsed
+
+
+def _flags(cls: type) -> list[str]:
+    names = []
+    for f in fields(cls):
+        nested = f.default_factory if isinstance(f.default_factory, type) else None
+        names += _flags(nested) if nested else ["--" + f.name.replace("_", "-")]
+    return names
+
+
+def _value_of(args: list[str], flag: str) -> str | None:
+    """The value of `flag` in raw arguments: presets and resumed runs are the defaults that the rest is parsed over."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(flag + "="):
+            return arg.partition("=")[2]
+    return None
+
+
+def _over(cls: type[T], cfg: Config) -> T:
+    return cls(**{f.name: getattr(cfg, f.name) for f in fields(Config)})
+
+
+def _config_of(args: Config) -> Config:
+    return Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
+
+
+# --- mx-train ---------------------------------------------------------------------------------------------------------
+
+
+def _train(argv: list[str]) -> int:
+    resume = _value_of(argv, "--resume")
+    checkpoint = find_checkpoint(Path(resume)) if resume else None
+    if checkpoint is None:
+        default = load_preset(_value_of(argv, "--preset") or "tiny")
+    else:
+        default = Config.load(run_dir_of(checkpoint) / "config.json")
+    cfg = _config_of(_parse(TrainArgs, argv, "mx-train", _over(TrainArgs, default)))
+    validate(cfg)
+    if checkpoint is not None:
+        _refuse_changes(default, cfg)
+
+    from mx_trainer.launch import run_training
+
+    result = run_training(cfg, Console(), checkpoint)
+    return 0 if result.finished else 130
+
+
+def _refuse_changes(before: Config, after: Config) -> None:
+    old, new = _flat(before), _flat(after)
+    changed = [name for name in old if old[name] != new[name] and name not in _CHANGEABLE]
+    if changed:
+        name = changed[0]
+        raise ConfigError(
+            f"--{name.replace('_', '-')} is fixed by the resumed run ({old[name]!r}), got {new[name]!r}; "
+            "start a new run to change it"
+        )
+
+
+def _flat(cfg: Config) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in cfg.to_dict().items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _compare(argv: list[str]) -> int:
+    default = load_preset(_value_of(argv, "--preset") or "tiny_compare")
+    args = _parse(CompareArgs, argv, "mx-train compare", _over(CompareArgs, default))
+    if args.seeds < 2:
+        raise ConfigError(f"--seeds must be at least 2, to have a spread, got {args.seeds}")
+    for precision in filter(None, (args.baseline, args.candidate, args.control)):
+        validate(replace(_config_of(args), precision=precision))
+
+    from mx_trainer.compare import run_comparison
+
+    names = [args.baseline, args.candidate] + ([args.control] if args.control else [])
+    comparison = run_comparison(_config_of(args), names, args.seeds, Console())
+    return 0 if comparison.as_expected else 1
+
+
+# --- mx-sample --------------------------------------------------------------------------------------------------------
+
+
+def _sample(argv: list[str]) -> int:
+    args = _parse(SampleArgs, argv, "mx-sample")
+    if args.tokens < 1 or args.temperature < 0 or args.top_k < 0:
+        raise ConfigError(
+            "--tokens must be at least 1, --temperature and --top-k not negative, "
+            f"got {args.tokens}, {args.temperature} and {args.top_k}"
+        )
+    checkpoint = find_checkpoint(Path(args.run))
+
+    from mx_trainer.launch import load_for_sampling, sample_text
+
+    start = time.perf_counter()
+    model, tokenizer, info = load_for_sampling(checkpoint, args.device)
+    text = sample_text(
+        model, tokenizer, info, args.prompt, args.tokens,
+        temperature=args.temperature, top_k=args.top_k, seed=args.seed,
+    )  # fmt: skip
+    print(args.prompt + text)
+    print(f"[{checkpoint}, {args.tokens} tokens, {time.perf_counter() - start:.1f} s]", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(train())

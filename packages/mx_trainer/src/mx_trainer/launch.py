@@ -1,0 +1,139 @@
+"""From a checked configuration to a run folder: what `mx-train` and `mx-sample` do once the arguments are right."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from mx_trainer import report
+from mx_trainer.checkpoint import load_checkpoint, run_dir_of
+from mx_trainer.config import Config
+from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
+from mx_trainer.errors import ConfigError
+from mx_trainer.metrics import read_metrics
+from mx_trainer.model import GPT
+from mx_trainer.precision import resolve_device, resolve_precision
+from mx_trainer.progress import Progress
+from mx_trainer.sample import generate
+from mx_trainer.trainer import Result, Trainer, resolve_vocab
+
+
+def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) -> Result:
+    """Train, draw, sample, and say where everything is. Nothing is written before model and data are known to fit."""
+    corpus = load_corpus(cfg.data)
+    trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+        if trainer.step >= cfg.optim.steps:
+            raise ConfigError(
+                f"the run is already at step {trainer.step} of {cfg.optim.steps}; --steps N goes on"
+            )
+        run_dir = run_dir_of(checkpoint)
+    else:
+        run_dir = create_run_dir(cfg)
+    result = train_into(run_dir, trainer, console)
+    if not result.finished:
+        console.print(
+            f"stopped at step {result.steps}; go on with: mx-train --resume {run_dir}", highlight=False
+        )
+        return result
+    _finish(result, trainer, console)
+    return result
+
+
+def create_run_dir(cfg: Config) -> Path:
+    """A new folder for a run.
+
+    Raises:
+        ConfigError: if a run of that name is there already.
+    """
+    name = cfg.name or f"{cfg.preset}-{cfg.precision}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(cfg.out) / name
+    try:
+        run_dir.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"{run_dir} exists: take another --name, or go on with --resume {run_dir}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the run folder {run_dir} ({error})") from error
+    return run_dir
+
+
+def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
+    """Write the configuration and the corpus's description into `run_dir`, then train."""
+    cfg, info = trainer.cfg, trainer.corpus.info
+    cfg.save(run_dir / "config.json")
+    trainer.corpus.copy_description(run_dir)
+    console.print(
+        f"{trainer.describe()}; experts {cfg.precision} on {trainer.device}\n"
+        f"data {info.source}: {info.train_tokens:,} + {info.val_tokens:,} tokens of {info.files} files, "
+        f"sha256 {info.sha256[:16]}",
+        highlight=False,
+    )
+    progress = Progress(console, cfg.optim.steps, cfg.precision)
+    progress.begin(trainer.step)
+    return trainer.run(run_dir, progress)
+
+
+def _finish(result: Result, trainer: Trainer, console: Console) -> None:
+    run_dir, cfg = result.run_dir, trainer.cfg
+    title = f"{run_dir.name}: {trainer.describe()}"
+    report.plot_loss(run_dir, title)
+    report.plot_expert_load(run_dir, f"expert load, {run_dir.name}")
+    tokenizer = load_tokenizer(run_dir)
+    if cfg.sample_tokens:
+        text = sample_text(trainer.model, tokenizer, trainer.corpus.info, "", cfg.sample_tokens)
+        console.rule("sample")
+        console.print(text, highlight=False, markup=False)
+        console.rule()
+    evaluation = result.evaluation
+    assert evaluation is not None
+    records = read_metrics(run_dir)
+    rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
+    bpb = "unknown" if evaluation.bpb is None else f"{evaluation.bpb:.4f}"
+    lines = {
+        "validation": f"{evaluation.loss:.4f} nats per token, {bpb} bits per byte",
+        "speed": f"{sum(rates) / len(rates):,.0f} tokens/s (mean over the run, evaluation left out)",
+        "expert load": f"the least used expert got {report.min_expert_share(records):.2f} of its fair share",
+        "run folder": str(run_dir),
+        "pictures": f"{run_dir / 'loss.png'}, {run_dir / 'expert_load.png'}",
+        "metrics": f"{run_dir / 'metrics.jsonl'}; tensorboard --logdir {run_dir / 'tensorboard'}",
+        "checkpoints": str(run_dir / "checkpoints"),
+        "more text": f"mx-sample {run_dir} --prompt 'def '",
+    }
+    for name, text in lines.items():
+        console.print(f"[bold]{name:>12}[/bold]  {text}", highlight=False, soft_wrap=True)
+
+
+def load_for_sampling(checkpoint: Path, device: str) -> tuple[GPT, TextTokenizer | None, CorpusInfo]:
+    """The model of a checkpoint, its tokenizer (None for `.bin` data), and the corpus's description."""
+    run_dir = run_dir_of(checkpoint)
+    cfg = Config.load(run_dir / "config.json")
+    where = resolve_device(device)
+    model = GPT(cfg, resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, where))
+    model.load_state_dict(load_checkpoint(checkpoint)["model"])
+    model.to(where).prepare_weights()
+    return model, load_tokenizer(run_dir), load_corpus_info(run_dir)
+
+
+def sample_text(
+    model: GPT,
+    tokenizer: TextTokenizer | None,
+    info: CorpusInfo,
+    prompt: str,
+    tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> str:
+    """Continue `prompt`. Without a tokenizer the prompt and the result are token ids separated by blanks."""
+    try:
+        ids = tokenizer.encode(prompt) if tokenizer else [int(i) for i in prompt.split()]
+    except ValueError:
+        raise ConfigError(f"this run has no tokenizer: --prompt must be token ids, got {prompt!r}") from None
+    if any(not 0 <= i < info.vocab for i in ids):
+        raise ConfigError(f"--prompt: token ids must be below {info.vocab}")
+    out = generate(model, ids, tokens, vocab=info.vocab, temperature=temperature, top_k=top_k, seed=seed)
+    return tokenizer.decode(out) if tokenizer else " ".join(map(str, out))

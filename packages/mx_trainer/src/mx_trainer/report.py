@@ -1,0 +1,156 @@
+"""Pictures of a run, drawn from its `metrics.jsonl`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mx_trainer.metrics import read_metrics
+
+_STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+}
+
+
+def series(records: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one metric."""
+    pairs = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+    steps, values = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.asarray(steps), np.asarray(values, dtype=float)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Exponential moving average, unbiased at the start, over about a tenth of at most 100 values."""
+    weight = 1 - min(1.0, max(0.1, 4 / max(len(values), 1)))
+    out, total, norm = np.empty_like(values), 0.0, 0.0
+    for i, value in enumerate(values):
+        total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
+        out[i] = total / norm
+    return out
+
+
+def min_expert_share(records: list[dict[str, Any]], last_fraction: float = 0.25) -> float:
+    """Smallest share of tokens that any expert of any layer got in the last part of the run, as a fraction of 1 / E."""
+    load = [np.asarray(r["expert_tokens"], dtype=float) for r in records if "expert_tokens" in r]
+    total_LE = np.sum(load[-max(1, int(len(load) * last_fraction)) :], axis=0)
+    return float((total_LE / total_LE.mean(axis=1, keepdims=True)).min())
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure without pyplot: no global state, no display."""
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def plot_loss(run_dir: Path, title: str) -> Path:
+    """`loss.png`: training loss (raw and smoothed) and validation loss, in nats per token, by step."""
+    records = read_metrics(run_dir)
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(8, 4.5)
+        ax: Axes = axes[0, 0]
+        steps, train = series(records, "train_loss")
+        ax.plot(steps, train, color="C0", alpha=0.3, linewidth=0.8)
+        ax.plot(steps, smooth(train), color="C0", linewidth=1.6, label="train (smoothed)")
+        val_steps, val = series(records, "val_loss")
+        ax.plot(val_steps, val, color="C3", marker="o", markersize=3.5, linewidth=1.4, label="validation")
+        _, bpb = series(records, "val_bpb")
+        if len(bpb):
+            ax.annotate(
+                f"{bpb[-1]:.3f} bits per byte",
+                (val_steps[-1], val[-1]),
+                xytext=(0, 18),
+                textcoords="offset points",
+                ha="right",
+                color="C3",
+            )
+        if len(train) > 1:
+            ax.set_ylim(top=min(ax.get_ylim()[1], float(np.max(train[len(train) // 50 :])) * 1.05))
+        ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
+        ax.legend()
+        return _save(figure, run_dir / "loss.png")
+
+
+def plot_expert_load(run_dir: Path, title: str) -> Path:
+    """`expert_load.png`: for each layer, every expert's tokens over time as a multiple of its fair share."""
+    records = [r for r in read_metrics(run_dir) if "expert_tokens" in r]
+    steps = np.asarray([r["step"] for r in records])
+    load_SLE = np.asarray([r["expert_tokens"] for r in records], dtype=float)
+    share_SLE = load_SLE / np.maximum(load_SLE.mean(axis=2, keepdims=True), 1e-9)
+    layers = share_SLE.shape[1]
+    columns = min(layers, 4)
+    rows = -(-layers // columns)
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(2.9 * columns + 1, 2.5 * rows + 0.6, rows, columns)
+        for layer in range(layers):
+            _expert_panel(
+                axes[layer // columns, layer % columns], steps, share_SLE[:, layer], f"layer {layer}"
+            )
+        for spare in range(layers, rows * columns):
+            axes[spare // columns, spare % columns].set_axis_off()
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.supxlabel("step", fontsize=10)
+        figure.supylabel("tokens, as a multiple of 1 / E", fontsize=10)
+        return _save(figure, run_dir / "expert_load.png")
+
+
+def _expert_panel(ax: Axes, steps: np.ndarray, share_SE: np.ndarray, title: str) -> None:
+    experts = share_SE.shape[1]
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, experts))
+    for e in range(experts):
+        ax.plot(steps, share_SE[:, e], color=colours[e], linewidth=0.9)
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.axhline(0.25, color="C3", linewidth=0.8, linestyle="--")
+    ax.set(title=title, ylim=(0, max(2.0, float(np.quantile(share_SE, 0.995)) * 1.05)))
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path)
+    return path
+
+
+def plot_comparison(
+    curves: Sequence[tuple[str, str, list[list[dict[str, Any]]]]], path: Path, title: str
+) -> Path:
+    """One picture of several precisions: validation loss by step, and the gap to the first of them.
+
+    Args:
+        curves: (label, colour, records of each seed); the first is the baseline, seeds in the same order everywhere.
+        path: the PNG to write.
+        title: the picture's title.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(11, 4.5, 1, 2)
+        left, right = axes[0]
+        base = [series(r, "val_loss") for r in curves[0][2]]
+        for label, colour, runs in curves:
+            mean = np.mean([series(r, "val_loss")[1] for r in runs], axis=0)
+            for records in runs:
+                left.plot(*series(records, "val_loss"), color=colour, alpha=0.35, linewidth=0.8)
+            left.plot(base[0][0], mean, color=colour, linewidth=1.8, label=f"{label} ({len(runs)} seeds)")
+            if runs is curves[0][2]:
+                continue
+            gaps = np.asarray(
+                [100 * (series(r, "val_loss")[1] / b[1] - 1) for r, b in zip(runs, base, strict=False)]
+            )
+            right.fill_between(base[0][0], gaps.min(0), gaps.max(0), color=colour, alpha=0.2, linewidth=0)
+            right.plot(base[0][0], gaps.mean(0), color=colour, marker="o", markersize=3, label=label)
+        right.axhspan(-0.5, 0.5, color="black", alpha=0.08, linewidth=0, label="±0.5 %")
+        right.axhline(0, color="black", linewidth=0.8)
+        left.set(xlabel="step", ylabel="validation loss, nats per token", title=title)
+        right.set(
+            xlabel="step", ylabel="%", title=f"difference to {curves[0][0]}, same seed (mean and range)"
+        )
+        for ax in (left, right):
+            ax.legend()
+        return _save(figure, path)

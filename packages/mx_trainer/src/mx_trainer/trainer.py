@@ -1,0 +1,256 @@
+"""The training loop: forward, backward, step, and what is written down on the way.
+
+A run's whole state is `Trainer.state_dict()`: model (FP32 weights, expert biases, counters), optimiser moments, step,
+position in the data, random generators. Restoring it continues bit for bit.
+"""
+
+import math
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mx_trainer.checkpoint import load_checkpoint, save_checkpoint
+from mx_trainer.config import Config
+from mx_trainer.data import BlockSampler, Corpus, stack_blocks, val_starts
+from mx_trainer.errors import CheckpointError, ConfigError
+from mx_trainer.metrics import RunLog, StepTimer, flops_per_token, parameter_counts
+from mx_trainer.model import GPT
+from mx_trainer.optim import lr_at, make_optimizer, set_lr
+from mx_trainer.precision import resolve_device, resolve_precision
+from mx_trainer.progress import Progress
+
+SCALARS = ("train_loss", "aux_loss", "z_loss", "grad_norm")
+"""What `Trainer.train_step` returns, and metrics.jsonl holds as means since the last record."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Validation of one model state."""
+
+    loss: float
+    """Nats per token."""
+    bpb: float | None
+    """Bits per byte; None where the bytes behind the tokens are unknown."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run_dir: Path
+    steps: int
+    evaluation: Evaluation | None
+    """Of the last step; None if the run was interrupted before one."""
+    finished: bool
+
+
+def resolve_vocab(cfg: Config, corpus: Corpus) -> Config:
+    """Fill in `model.vocab` from the data, or check that it is large enough."""
+    if cfg.model.vocab == 0:
+        return replace(cfg, model=replace(cfg.model, vocab=-(-corpus.info.vocab // 64) * 64))
+    if cfg.model.vocab < corpus.info.vocab:
+        raise ConfigError(f"--vocab must be at least the data's {corpus.info.vocab}, got {cfg.model.vocab}")
+    return cfg
+
+
+class Trainer:
+    """One run in one process. Building it writes nothing; `run()` does."""
+
+    def __init__(self, cfg: Config, corpus: Corpus):
+        self.cfg, self.corpus = cfg, corpus
+        self.device = resolve_device(cfg.device)
+        torch.manual_seed(cfg.seed)  # every device's generator: initial weights, then dropout
+        precision = resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, self.device)
+        self.model = GPT(cfg, precision).to(self.device)
+        if cfg.compile:
+            for block in self.model.blocks:
+                block.compile()
+        self.optimizer = make_optimizer(self.model, cfg.optim)
+        self.model.prepare_weights(self.optimizer)
+        self.sampler = BlockSampler(corpus.train, cfg.model.block, cfg.seed)
+        val_starts(len(corpus.val), cfg.model.block, cfg.eval_tokens)  # refuses data that is too short
+        self.step = 0
+        self.timer = StepTimer(self.device)
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def train_step(self) -> tuple[Tensor, Tensor]:
+        """One optimiser step over `accumulate` batches.
+
+        Returns:
+            scalars (4,) fp32 as `SCALARS` names them, and the tokens (layers, E) int64 of each expert. They stay on
+            the device: nothing here waits for a GPU.
+        """
+        cfg, parts = self.cfg, []
+        self.model.train()
+        for _ in range(cfg.optim.accumulate):
+            tokens, targets = self.sampler.next_batch(cfg.optim.batch, self.device)
+            out = self.model(tokens, targets)
+            loss = out.loss + cfg.router.aux_loss * out.aux_loss + cfg.router.z_loss * out.z_loss
+            (loss / cfg.optim.accumulate).backward()
+            parts.append(torch.stack([out.loss, out.aux_loss, out.z_loss]).detach())
+        clip = cfg.optim.clip or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        set_lr(self.optimizer, lr_at(self.step, cfg.optim))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens_LE = torch.stack([router.update_bias() for router in self.model.routers()])
+        self.step += 1
+        return torch.cat([torch.stack(parts).mean(0), grad_norm.detach().view(1)]), tokens_LE
+
+    @torch.no_grad()
+    def evaluate(self, tokens: int) -> Evaluation:
+        """Cross entropy over up to `tokens` validation tokens, the same ones each time."""
+        block, batch = self.cfg.model.block, self.cfg.optim.batch
+        starts = val_starts(len(self.corpus.val), block, tokens)
+        self.model.eval()
+        nats = torch.zeros((), dtype=torch.float64, device=self.device)
+        size: float | None = 0.0
+        for i in range(0, len(starts), batch):
+            x, y = stack_blocks(self.corpus.val, starts[i : i + batch], block, self.device)
+            nats += self.model(x, y).loss.double() * y.numel()
+            part = self.corpus.bytes_of(y.cpu().numpy().ravel())
+            size = None if size is None or part is None else size + part
+        self.model.train()
+        count = len(starts) * block
+        total = nats.item()
+        return Evaluation(total / count, None if size is None else total / math.log(2) / size, count)
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self, run_dir: Path, progress: Progress) -> Result:
+        """Train from the current step to the last one; on Ctrl-C or SIGTERM save, and return unfinished."""
+        cfg, last = self.cfg, self.cfg.optim.steps
+        log = RunLog(run_dir, resume_step=self.step)
+        window: list[tuple[Tensor, Tensor]] = []
+        evaluation: Evaluation | None = None
+        saved_step = self.step
+        try:
+            with _stop_on_signal() as stop, progress:
+                while self.step < last and not stop.is_set():
+                    with self.timer:
+                        window.append(self.train_step())
+                        self.timer.tokens += cfg.tokens_per_step
+                    done = self.step == last
+                    if self.step % cfg.log_every == 0 or done:
+                        self._log(log, window, progress)
+                        window.clear()
+                    if self.step % cfg.eval_every == 0 or done:
+                        evaluation = self.evaluate(cfg.final_eval_tokens if done else cfg.eval_tokens)
+                        log.write(self.step, val_loss=evaluation.loss, val_bpb=evaluation.bpb)
+                        progress.evaluated(self.step, evaluation.loss, evaluation.bpb)
+                    if self.step % cfg.save_every == 0 or done:
+                        self.save(run_dir)
+                        saved_step = self.step
+                if saved_step < self.step:
+                    self.save(run_dir)
+        finally:
+            log.close()
+        return Result(run_dir, self.step, evaluation if self.step == last else None, self.step == last)
+
+    def _log(self, log: RunLog, window: list[tuple[Tensor, Tensor]], progress: Progress) -> None:
+        with self.timer:  # reading the loss waits for the GPU: part of the step
+            means = torch.stack([scalars for scalars, _ in window]).mean(0).tolist()
+        values = dict(zip(SCALARS, means, strict=True))
+        rate = self.timer.take()
+        lr = self.optimizer.param_groups[0]["lr"]
+        log.write(
+            self.step,
+            **values,
+            lr=float(lr),
+            tokens=self.step * self.cfg.tokens_per_step,
+            tokens_per_s=rate,
+            expert_tokens=torch.stack([tokens_LE for _, tokens_LE in window]).sum(0).tolist(),
+        )
+        progress.stepped(self.step, values["train_loss"], rate)
+        if not math.isfinite(values["train_loss"] + values["grad_norm"]):
+            raise FloatingPointError(
+                f"step {self.step}: loss {values['train_loss']}, gradient norm {values['grad_norm']}; "
+                "the last checkpoint is intact, a lower --lr may help"
+            )
+
+    def describe(self) -> str:
+        """Size of the model in words."""
+        total, active = parameter_counts(self.model, self.cfg.model)
+        flops = flops_per_token(self.model, self.cfg.model)
+        return (
+            f"{total / 1e6:.2f} M parameters, {active / 1e6:.2f} M active, {flops / 1e6:.1f} MFLOP per token"
+        )
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def save(self, run_dir: Path) -> Path:
+        return save_checkpoint(run_dir / "checkpoints", self.step, self.state_dict(), self.cfg.keep)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the rest of the run depends on."""
+        cuda = self.device.type == "cuda"
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "data_position": self.sampler.position,
+            "data_sha256": self.corpus.info.sha256,
+            "rng_cpu": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            CheckpointError: if the data are others, or the model does not fit.
+        """
+        if state["data_sha256"] != self.corpus.info.sha256:
+            raise CheckpointError(
+                f"the checkpoint was trained on data with SHA-256 {state['data_sha256'][:16]}..., "
+                f"got {self.corpus.info.sha256[:16]}...: {self.corpus.info.source} has changed"
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint is of another model: {str(error).splitlines()[1].strip()}"
+            ) from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.sampler.position = state["step"], state["data_position"]
+        torch.set_rng_state(state["rng_cpu"])
+        if self.device.type == "cuda" and state["rng_cuda"] is not None:
+            torch.cuda.set_rng_state(state["rng_cuda"], self.device)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Load a checkpoint folder."""
+        self.load_state_dict(load_checkpoint(checkpoint))
+
+
+@contextmanager
+def _stop_on_signal() -> Generator[threading.Event]:
+    """Set the event on the first Ctrl-C or SIGTERM; a second one ends the process as usual."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may install handlers
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(*_: object) -> None:
+        stop.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()
