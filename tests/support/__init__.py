@@ -1,0 +1,1 @@
+"""What several test folders share: operands with exact sums, error bounds, an exact oracle."""
