@@ -81,4 +81,5 @@ def describe(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     properties = _properties(_cuda_index(device))
-    return f"{device}, {properties.name} (capability {properties.major}.{properties.minor})"
+    words = f"{device}, {properties.name} (capability {properties.major}.{properties.minor}"
+    return words + (", Blackwell without tcgen05)" if properties.major == 12 else ")")

@@ -58,7 +58,7 @@ class MoeMlp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *grads: Tensor):  # pyrefly: ignore[bad-override]
         (dout_TD,) = grads
         need_x, need_weights, need_w1, need_w2 = ctx.needs_input_grad[:4]
         recipe, backend = ctx.recipe, ctx.backend
@@ -117,7 +117,7 @@ class GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *grads: Tensor):  # pyrefly: ignore[bad-override]
         (dy_MN,) = grads
         need_x, need_w = ctx.needs_input_grad[:2]
         backend = ctx.backend
@@ -159,7 +159,7 @@ class GroupedOuter(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads: Tensor):
+    def backward(ctx, *grads: Tensor):  # pyrefly: ignore[bad-override]
         (dout_ENK,) = grads
         need_a, need_b = ctx.needs_input_grad[:2]
         backend = ctx.backend

@@ -16,11 +16,12 @@ import torch
 from mx_kernels import arch, selftest_record
 from mx_kernels.problem import Problem, one_of
 
-#: In the order that "auto" tries them.
-BACKEND_MODULES = {
-    "sm100": "mx_kernels.sm100.backend",
-    "sm90": "mx_kernels.sm90.backend",
-    "cpu": "mx_kernels.cpu.backend",
+#: Every backend's targets (see arch), in the order that "auto" tries them. None: CPU tensors.
+#: The module mx_kernels.<name>.backend is imported only for devices of these targets.
+BACKENDS: dict[str, tuple[str, ...] | None] = {
+    "sm100": ("sm_100a", "sm_103a"),
+    "sm90": ("sm_90a",),
+    "cpu": None,
 }
 
 
@@ -41,7 +42,7 @@ class NoBackendError(RuntimeError):
 @functools.cache
 def load(name: str) -> Backend | str:
     """The backend of this name, or why it cannot be loaded."""
-    module_name = BACKEND_MODULES[one_of("backend", tuple(BACKEND_MODULES), name)]
+    module_name = f"mx_kernels.{one_of('backend', tuple(BACKENDS), name)}.backend"
     try:
         return importlib.import_module(module_name).BACKEND
     except Exception as error:  # a broken install of one backend must not take the others down
@@ -50,6 +51,8 @@ def load(name: str) -> Backend | str:
 
 def why_not(name: str, op: str, problem: Problem, device: torch.device, *, auto: bool = False) -> str | None:
     """Why the named backend cannot run this op, or None. `auto`: it was not asked for by name."""
+    if reason := _wrong_device(name, device, auto):
+        return reason
     backend = load(name)
     if isinstance(backend, str):
         return backend
@@ -57,11 +60,22 @@ def why_not(name: str, op: str, problem: Problem, device: torch.device, *, auto:
         return f"has no {op}"
     if reason := backend.why_not(problem, device):
         return reason
-    if auto and arch.active_emulation() and name == "cpu":
-        return f"CPU tensors stand for {arch.describe(device)} here; ask for it by name"
     if auto and name == "sm100" and device.type == "cuda":
         return selftest_record.why_not_trusted(device)
     return None
+
+
+def _wrong_device(name: str, device: torch.device, auto: bool) -> str | None:
+    targets = BACKENDS[name]
+    if targets is None:
+        if device.type != "cpu":
+            return f"takes CPU tensors, got {arch.describe(device)}"
+        if auto and arch.active_emulation():
+            return f"must be asked for by name where CPU tensors stand for a GPU ({arch.describe(device)})"
+        return None
+    if arch.target_of(device) in targets:
+        return None
+    return f"needs {' or '.join(targets)}, got {arch.describe(device)}"
 
 
 def choose(op: str, problem: Problem, device: torch.device, backend: str = "auto") -> Backend:
@@ -77,11 +91,11 @@ def choose(op: str, problem: Problem, device: torch.device, backend: str = "auto
     Raises:
         NoBackendError: none can; with the reason of each.
     """
-    one_of("backend", ("auto", *BACKEND_MODULES), backend)
+    one_of("backend", ("auto", *BACKENDS), backend)
     if backend == "auto":
-        backend = one_of("MX_BACKEND", ("auto", *BACKEND_MODULES), os.environ.get("MX_BACKEND") or "auto")
+        backend = one_of("MX_BACKEND", ("auto", *BACKENDS), os.environ.get("MX_BACKEND") or "auto")
     reasons = {}
-    for name in BACKEND_MODULES if backend == "auto" else (backend,):
+    for name in BACKENDS if backend == "auto" else (backend,):
         reason = why_not(name, op, problem, device, auto=backend == "auto")
         if reason is None:
             return load(name)  # type: ignore[return-value]
