@@ -41,8 +41,8 @@ class MXTensor:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", torch.Size(self.shape))
-        check_format("format", self.format)
-        check_choice("layout", self.layout, ScaleLayout)
+        object.__setattr__(self, "format", check_format("format", self.format))
+        object.__setattr__(self, "layout", check_choice("layout", self.layout, ScaleLayout))
         if not -len(self.shape) <= self.axis < 0:
             raise ValueError(expected("axis", f"a negative axis of shape {tuple(self.shape)}", self.axis))
         check_dtype("data", self.data, storage_dtype(self.format))
