@@ -1,0 +1,50 @@
+"""Section "trainer": tokens per second of `mx-train` in BF16 and MXFP8, each run in a process of its own."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mx_bench.results import Measurement
+
+SECTION = "trainer"
+PRECISIONS = ("bf16", "mxfp8")
+WARMUP_RECORDS = 3  # records of metrics.jsonl left out: compilation, allocator, caches
+
+
+def measure_trainer(preset: str, *, steps: int) -> list[Measurement]:
+    """Seconds per step of one preset, from the trainer's own metrics."""
+    return [_measure(preset, precision, steps) for precision in PRECISIONS]
+
+
+def _measure(preset: str, precision: str, steps: int) -> Measurement:
+    case, contestant = f"{preset}, {steps} steps", f"ours {precision}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "mx_trainer", "--preset", preset, "--precision", precision),
+            *("--steps", str(steps), "--warmup", "1", "--log-every", "1", "--eval-every", str(steps)),
+            *("--eval-tokens", "4096", "--final-eval-tokens", "4096", "--sample-tokens", "0"),
+            *("--out", folder, "--name", "bench"),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode != 0:
+            reason = (run.stderr.strip().splitlines() or ["no message"])[-1]
+            return Measurement(SECTION, case, contestant, None, note=f"failed: {reason}")
+        records = [
+            json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()
+        ]
+        config = json.loads((Path(folder) / "bench" / "config.json").read_text())
+    rates = [record["tokens_per_s"] for record in records if record.get("tokens_per_s")][WARMUP_RECORDS:]
+    tokens = config["optim"]["batch"] * config["optim"]["accumulate"] * config["model"]["block"]
+    low, rate, high = statistics.quantiles(rates, n=4)
+    return Measurement(
+        SECTION,
+        case,
+        contestant,
+        seconds=tokens / rate,
+        spread=(high - low) / rate,
+        rounds=len(rates),
+        note=f"{rate:,.0f} tokens/s",
+    )
