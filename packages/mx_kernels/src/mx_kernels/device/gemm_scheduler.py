@@ -33,6 +33,7 @@ class TileOrder:
     groups_along_k: bool  # wgrad: a group is a range of K, not of M
     aligned: bool  # RowMap.ALIGNED: every group starts at a multiple of UNIT rows
     has_tail: bool  # rows from offs[-1] on are zeroed
+    skip_empty: bool = False  # groups without rows give no tiles: their output is accumulated into, not written
     supergroup: int = 8
 
 
@@ -98,6 +99,7 @@ def schedule(order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent
         start = arch.shuffle_sync(window.start, lane)
         if cutlass.const_expr(order.aligned):
             start = unit * UNIT
+            length = cutlass.max(cutlass.min(length, extent.rows - start), 0)
         m_extent, k_extent = length, extent.k
         if cutlass.const_expr(order.groups_along_k):
             m_extent, k_extent = extent.m, length
@@ -140,6 +142,9 @@ def read_window(
     tiles = cute.ceil_div(m_extent, order.tile_m) * n_tiles
     if group >= groups:
         tiles = Int32(0)
+    if cutlass.const_expr(order.skip_empty):
+        if length == 0:
+            tiles = Int32(0)
     units = cute.ceil_div(length, UNIT)
     return Window(start, length, prefix_sum(tiles), tiles, prefix_sum(units), units)
 

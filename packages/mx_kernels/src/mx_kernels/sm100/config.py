@@ -1,0 +1,184 @@
+"""Tiles, stages and memory of the Blackwell GEMM: every number that a tuner would turn.
+
+Nothing here imports the DSL, so a configuration is checked, and refused with its reason, before anything is compiled.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_100
+TMEM_COLUMNS = 512  # 128 lanes x 512 columns of 32 bits
+SCALE_TILE = 512  # bytes of one 128 x 4 tile of scales
+SCALE_TILE_COLUMNS = 4  # TMEM columns one scale tile takes
+K_TILE_BYTES = 128  # one swizzle row: 128 FP8 or 64 BF16 elements
+STORE_ROW_BYTES = 128  # the epilogue's subtile is one swizzle row wide
+STORE_STAGES = 2
+BARRIER_BYTES = 1024  # mbarriers, tile descriptions and the alignment of the buffers
+
+ELEMENT_BYTES = {"bf16": 2, "mxfp8_e4m3": 1, "mxfp8_e5m2": 1}
+OUT_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """What one cluster of CTAs computes at a time.
+
+    `tile_m` 256 means a pair of CTAs that issues two-CTA MMAs (`cta_group::2`): each holds half of A, half of B, and
+    the accumulator of its own 128 rows. `cluster_m` and `cluster_n` count CTAs; tiles of a cluster that share rows
+    (columns) of the output share their loads of A (B) by multicast.
+    """
+
+    tile_m: int = 256
+    tile_n: int = 256
+    cluster_m: int = 2
+    cluster_n: int = 1
+    supergroup: int = 8  # tiles of N walked before the next step along M: keeps the output in flight square
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}"
+
+    @property
+    def pair(self) -> int:
+        """CTAs that work on one MMA: 1 or 2."""
+        return self.tile_m // 128
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def tiles_m(self) -> int:
+        """MMA tiles of a cluster along M; along N there are cluster_n."""
+        return self.cluster_m // self.pair
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of the output that a cluster computes at a time."""
+        return self.tile_m * self.tiles_m, self.tile_n * self.cluster_n
+
+
+@dataclass(frozen=True)
+class GemmKey:
+    """Everything that a compiled kernel depends on; sizes are dynamic."""
+
+    mode: str  # "fprop" | "dgrad" | "wgrad"
+    a_format: str
+    b_format: str
+    out_dtype: str  # "bf16" | "fp32"
+    aligned: bool  # RowMap.ALIGNED: groups start at multiples of 128 rows
+    grouped: bool
+    accumulate: bool
+    tile: TileConfig
+    target: str = "sm_100a"
+
+    def __post_init__(self) -> None:
+        if (reason := why_impossible(self)) is not None:
+            raise ValueError(reason)
+
+    @property
+    def scaled(self) -> bool:
+        return self.a_format != "bf16"
+
+    @property
+    def groups_along_k(self) -> bool:
+        return self.mode == "wgrad"
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows past the last group must be written as zeros."""
+        return self.grouped and not self.aligned and not self.groups_along_k
+
+    @property
+    def a_k_major(self) -> bool:
+        """Whether the reduced axis of A is the contiguous one (B's is, in fprop only)."""
+        return self.mode != "wgrad"
+
+    @property
+    def b_k_major(self) -> bool:
+        return self.mode == "fprop"
+
+    @property
+    def tile_k(self) -> int:
+        return K_TILE_BYTES // ELEMENT_BYTES[self.a_format]
+
+    @property
+    def store_n(self) -> int:
+        """Columns of the epilogue's subtile."""
+        return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
+
+    @cached_property
+    def memory(self) -> "MemoryPlan":
+        return MemoryPlan.of(self)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Shared and tensor memory of one CTA."""
+
+    stages: int
+    stage_bytes: int
+    smem_bytes: int
+    sfb_tiles: int  # scale tiles that the columns of one tile touch
+    acc_stages: int  # accumulators that can be full at a time
+    acc_stride: int  # TMEM columns from one accumulator to the other
+    sfa_column: int
+    sfb_column: int
+
+    @property
+    def acc_shared(self) -> bool:
+        """The two accumulators overlap in the columns that the scales leave no room for."""
+        return self.acc_stages == 1
+
+    @classmethod
+    def of(cls, key: GemmKey) -> "MemoryPlan":
+        tile = key.tile
+        # An N tile of 64 or 192 begins in the middle of a scale tile every other time.
+        sfb_tiles = -(-tile.tile_n // 128) if key.scaled else 0
+        scales = (1 + sfb_tiles) * SCALE_TILE if key.scaled else 0
+        stage = (128 + tile.tile_n // tile.pair) * K_TILE_BYTES + scales
+        store = STORE_STAGES * 128 * STORE_ROW_BYTES
+        stages = (SMEM_BYTES - BARRIER_BYTES - store) // stage
+        scale_columns = (1 + sfb_tiles) * SCALE_TILE_COLUMNS if key.scaled else 0
+        free = TMEM_COLUMNS - scale_columns
+        acc_stride = min(tile.tile_n, free - tile.tile_n)
+        return cls(
+            stages=stages,
+            stage_bytes=stage,
+            smem_bytes=stages * stage + store + BARRIER_BYTES,
+            sfb_tiles=sfb_tiles,
+            acc_stages=2 if acc_stride == tile.tile_n else 1,
+            acc_stride=acc_stride,
+            sfa_column=free,
+            sfb_column=free + SCALE_TILE_COLUMNS,
+        )
+
+
+def why_impossible(key: GemmKey) -> str | None:
+    """The reason why no kernel can be compiled for `key`, or None."""
+    tile = key.tile
+    if key.mode not in ("fprop", "dgrad", "wgrad"):
+        return f"mode: expected fprop, dgrad or wgrad, got {key.mode!r}"
+    for name, fmt in (("a", key.a_format), ("b", key.b_format)):
+        if fmt not in ELEMENT_BYTES:
+            return f"{name}: the Blackwell GEMM takes {', '.join(ELEMENT_BYTES)} operands, got {fmt}"
+    if (key.a_format == "bf16") != (key.b_format == "bf16"):
+        return f"operands: both bf16 or both MXFP8, got {key.a_format} and {key.b_format}"
+    if key.out_dtype not in OUT_BYTES:
+        return f"out_dtype: expected bf16 or fp32, got {key.out_dtype}"
+    if key.accumulate and (key.mode != "wgrad" or key.out_dtype != "fp32"):
+        return f"accumulate: only wgrad into an fp32 output accumulates, got {key.mode} into {key.out_dtype}"
+    if key.mode == "wgrad" and key.grouped and key.scaled and not key.aligned:
+        return "wgrad of MXFP8 operands: expected ALIGNED rows (a scale block must not span two experts), got COMPACT"
+    if tile.tile_m not in (128, 256):
+        return f"tile_m: expected 128 (one CTA) or 256 (a CTA pair), got {tile.tile_m}"
+    if tile.tile_n not in (64, 128, 192, 256):
+        return f"tile_n: expected 64, 128, 192 or 256, got {tile.tile_n}"
+    if tile.cluster_m % tile.pair or tile.cluster_m < 1 or tile.cluster_n < 1 or tile.cluster_size > 16:
+        return f"cluster: expected a multiple of {tile.pair} x 1 CTAs, at most 16, got {tile.cluster_m} x {tile.cluster_n}"
+    if tile.cluster_size & (tile.cluster_size - 1):
+        return f"cluster: expected a power of two of CTAs, got {tile.cluster_m} x {tile.cluster_n}"
+    if tile.supergroup < 1:
+        return f"supergroup: expected at least 1, got {tile.supergroup}"
+    if key.memory.stages < 3:
+        return f"tile {tile}: {key.memory.stages} stages fit in shared memory, 3 are needed"
+    return None
