@@ -1,0 +1,17 @@
+"""Stand-ins for the arguments of a kernel while it is compiled. Kernels take pointers and sizes, not tensors.
+
+An integer costs the call a tenth of what a tensor does, and the ops have checked dtypes, shapes and strides already.
+"""
+
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream, make_ptr
+
+
+def fake_pointer(dtype: type, align: int | None = None) -> cute.Pointer:
+    """A pointer to global memory, `align` bytes aligned (an element's size if not given)."""
+    return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align or dtype.width // 8)
+
+
+def fake_stream():
+    """The stream, last of all arguments."""
+    return make_fake_stream()

@@ -1,0 +1,116 @@
+"""Every line of inline PTX of the memory-bound kernels.
+
+Plain functions: they run while a kernel is traced and leave one instruction behind. Predicated loads and stores are
+written out, because a guarded `if` in the DSL becomes a branch and a warp's loads then no longer leave together.
+"""
+
+import cutlass.cute as cute
+import cutlass.cute.arch as ca
+from cutlass import Boolean, Float32, Int32, Uint16, Uint32
+
+# Streamed once: no room in L1, and the other half of a 256-byte pair is fetched along.
+STREAM = ""
+# Read again soon by another CTA (gathered rows): kept out of L1 only.
+SHARED = ""
+
+
+def load_v4(ptr: cute.Pointer, pred: Boolean, hint: str = STREAM) -> list[Uint32]:
+    """16 bytes of global memory as four words; zeros, and no access, where `pred` is false."""
+    w = "{$w0}, {$w1}, {$w2}, {$w3}"
+    zero = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(4))
+    return list(
+        ca.inline_ptx(
+            f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {zero} @p ld.global{hint}.v4.b32 {{{w}}}, [{{$r0}}]; }}",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[ptr, Int32(pred)],
+        )
+    )
+
+
+def load_scalar(ptr: cute.Pointer, bits: int, pred: Boolean) -> Uint32:
+    """One element of 16 or 32 bits, zero-extended; zero, and no access, where `pred` is false."""
+    if bits == 32:
+        body = "mov.b32 {$w0}, 0; @p ld.global.nc.b32 {$w0}, [{$r0}];"
+    else:
+        body = ".reg .b16 h; mov.b16 h, 0; @p ld.global.nc.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h;"
+    return ca.inline_ptx(
+        f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}",
+        write_only_types=[Uint32],
+        read_only_args=[ptr, Int32(pred)],
+    )
+
+
+def store_words(ptr: cute.Pointer, words: list[Uint32], pred: Boolean, hint: str = "") -> None:
+    """1, 2 or 4 words to global memory as one access, where `pred` is true."""
+    names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
+    vector, operand = ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
+    ca.inline_ptx(
+        f"st.global{hint}{vector}.b32 [{{$r0}}], {operand};", read_only_args=[ptr, *words], predicate=pred
+    )
+
+
+def store_byte(ptr: cute.Pointer, word: Uint32, pred: Boolean, space: str = "global") -> None:
+    """The low byte of `word` to global or shared memory, where `pred` is true."""
+    ca.inline_ptx(f"st.{space}.b8 [{{$r0}}], {{$r1}};", read_only_args=[ptr, Uint16(word)], predicate=pred)
+
+
+def absolute(x: Float32) -> Float32:
+    """|x|; a NaN loses its sign."""
+    return ca.inline_ptx("abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
+
+
+def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
+    """Maximum of each half, unsigned: orders non-negative bf16 pairs by value, NaN above Inf above the rest."""
+    return _binary("max.u16x2 {$w0}, {$r0}, {$r1};", a, b)
+
+
+def max_u32(a: Uint32, b: Uint32) -> Uint32:
+    """Unsigned maximum: orders non-negative fp32 patterns by value, NaN above Inf above the rest."""
+    return _binary("max.u32 {$w0}, {$r0}, {$r1};", a, b)
+
+
+def min_u32(a: Uint32, b: Uint32) -> Uint32:
+    """Unsigned minimum."""
+    return _binary("min.u32 {$w0}, {$r0}, {$r1};", a, b)
+
+
+def low_halves(a: Uint32, b: Uint32) -> Uint32:
+    """The low 16 bits of a, below the low 16 bits of b."""
+    return _binary("prmt.b32 {$w0}, {$r0}, {$r1}, 0x5410;", a, b)
+
+
+def high_halves(a: Uint32, b: Uint32) -> Uint32:
+    """The high 16 bits of a, below the high 16 bits of b."""
+    return _binary("prmt.b32 {$w0}, {$r0}, {$r1}, 0x7632;", a, b)
+
+
+def unpack_bf16(word: Uint32) -> tuple[Float32, Float32]:
+    """The two bf16 values of a word. Opaque on purpose: a second use unpacks again instead of holding 8 registers."""
+    return ca.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xffff0000;",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
+
+
+def pack_bf16(low: Float32, high: Float32) -> Uint32:
+    """Two fp32 values rounded to nearest-even bf16, in one word."""
+    return ca.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low]
+    )
+
+
+def pack_fp8x4(values: list[Float32], fp8: str) -> Uint32:
+    """Four fp32 values as FP8 codes in one word (`fp8`: "e4m3" or "e5m2"): nearest-even, saturating, NaN as 0x7F."""
+    return ca.inline_ptx(
+        "{ .reg .b16 lo, hi; "
+        f"cvt.rn.satfinite.{fp8}x2.f32 lo, {{$r1}}, {{$r0}}; "
+        f"cvt.rn.satfinite.{fp8}x2.f32 hi, {{$r3}}, {{$r2}}; "
+        "mov.b32 {$w0}, {lo, hi}; }",
+        write_only_types=[Uint32],
+        read_only_args=values,
+    )
+
+
+def _binary(text: str, a: Uint32, b: Uint32) -> Uint32:
+    return ca.inline_ptx(text, write_only_types=[Uint32], read_only_args=[a, b])

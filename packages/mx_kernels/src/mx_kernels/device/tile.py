@@ -1,0 +1,356 @@
+"""The tile that every quantiser works on: 128 rows × 128 columns (or fewer) per CTA, 32 rows × 8·lanes columns per warp.
+
+A scale block is 32 elements along a row or down a column, so a warp tile holds whole blocks both ways: both block maxima
+come from the same registers, with warp shuffles only. `lanes` lanes lie side by side over a row, 8 columns each; a lane
+holds every (32/lanes)-th row. A CTA tile 128 wide is one 512-byte tile of blocked scales in either orientation.
+
+    lanes = 8:  lane = 8·lr + lc   holds rows lr, lr+4, … lr+28 and columns 8·lc … 8·lc+7 of its 32 × 64
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import cutlass.cute as cute
+import cutlass.cute.arch as ca
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, select_
+
+from mx_kernels.device import ptx
+from mx_kernels.device.mx import BlockScaling
+
+ROWS = 128  # of a CTA tile
+BLOCK = 32
+VECTOR = 8  # columns of one lane
+SCALE_TILE_BYTES = 512
+
+
+class Rows:
+    """The values a lane holds: 8 columns of each of its rows."""
+
+    packed = False  # patterns are pairs of bf16
+
+    def patterns(self, step: int) -> Sequence[Any]:
+        """Absolute values of a row as unsigned words that order like them: 8, or 4 pairs if packed."""
+        return [v.bitcast(Uint32) & Uint32(0x7FFF_FFFF) for v in self.values(step)]
+
+    def values(self, step: int) -> Sequence[Any]:
+        """The 8 values of a row, Float32."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FloatRows(Rows):
+    """Eight fp32 values a row."""
+
+    rows: list[list[Any]]
+
+    def values(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        return self.rows[step]
+
+
+@dataclass(frozen=True)
+class ComputedRows(Rows):
+    """Eight fp32 values a row, computed at their first use: the program then goes row by row."""
+
+    compute: Callable[[int], list[Any]]
+    _done: dict[int, list[Any]] = field(default_factory=dict)
+
+    def values(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        if step not in self._done:
+            self._done[step] = self.compute(step)
+        return self._done[step]
+
+
+@dataclass(frozen=True)
+class Bf16Rows(Rows):
+    """Four words of two bf16 values a row."""
+
+    rows: list[list[Any]]
+    packed = True
+
+    def patterns(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        return [w & Uint32(0x7FFF_7FFF) for w in self.rows[step]]
+
+    def values(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        return [half.bitcast(Float32) for half in _halves(self.rows[step])]
+
+
+@dataclass(frozen=True)
+class WeightedRows(Rows):
+    """Rows times a weight each, in fp32.
+
+    Multiplied once for the maxima, once for the codes: cheaper than keeping the products. The compiler would merge the
+    two, were the first not of absolute values (which gives the same magnitude, and NaN without a sign).
+    """
+
+    rows: Rows
+    weights: list[Any]
+
+    def patterns(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        weight = (self.weights[step].bitcast(Uint32) & Uint32(0x7FFF_FFFF)).bitcast(Float32)
+        words = self.rows.patterns(step)
+        magnitudes = _halves(words) if self.rows.packed else words
+        return [(m.bitcast(Float32) * weight).bitcast(Uint32) for m in magnitudes]
+
+    def values(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        return [v * self.weights[step] for v in self.rows.values(step)]
+
+
+@dataclass(frozen=True)
+class WarpTile:
+    """Which elements a lane holds, and block maxima over the warp. `cols` is the width of the CTA tile."""
+
+    lanes: int
+    cols: int = 128
+
+    @property
+    def steps(self) -> int:
+        """Rows that a lane holds."""
+        return self.lanes
+
+    @property
+    def stride(self) -> int:
+        """From one row of a lane to the next."""
+        return BLOCK // self.lanes
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return ROWS * self.cols // (VECTOR * self.steps)
+
+    def place(self) -> tuple[Int32, Int32]:
+        """First row and first column of this lane within the CTA tile."""
+        lane, warp = ca.lane_idx(), ca.make_warp_uniform(ca.warp_idx())
+        warps_across = self.cols // (VECTOR * self.lanes)
+        row = warp // warps_across * BLOCK + lane // self.lanes
+        return row, (warp % warps_across * self.lanes + lane % self.lanes) * VECTOR
+
+    def rows(self, first: Int32) -> list[Int32]:
+        """All rows of a lane whose first is `first`."""
+        return [first + s * self.stride for s in range(self.steps)]
+
+    def row_amax(self, values: Rows, steps: Iterable[int]) -> list[Uint32]:
+        """fp32 pattern of the maximum of this lane's block in these of its rows; the block's 4 lanes agree."""
+        maximum = _maximum(values)
+        maxima = [reduce(maximum, values.patterns(s)) for s in steps]
+        if not values.packed:
+            return [_butterfly(m, maximum, (1, 2)) for m in maxima]
+        # Two rows to a word: half the shuffles.
+        pairs = zip(maxima[::2], maxima[1::2], strict=True)
+        both = [maximum(ptx.low_halves(a, b), ptx.high_halves(a, b)) for a, b in pairs]
+        return _halves([_butterfly(m, maximum, (1, 2)) for m in both])
+
+    def col_amax(self, values: Rows) -> list[Uint32]:
+        """fp32 pattern of the maximum of each of this lane's 8 columns over the warp's 32 rows."""
+        maximum = _maximum(values)
+        columns = zip(*(values.patterns(s) for s in range(self.steps)), strict=True)
+        across = [d for d in (1, 2, 4, 8, 16) if d >= self.lanes]
+        maxima = [_butterfly(reduce(maximum, c), maximum, across) for c in columns]
+        return _halves(maxima) if values.packed else maxima
+
+
+def _maximum(values: Rows):
+    return ptx.max_u16x2 if values.packed else ptx.max_u32
+
+
+def _halves(words: Sequence[Any]) -> list[Uint32]:
+    """The fp32 patterns of the two bf16 values in each word."""
+    return [half for w in words for half in (w << Uint32(16), w & Uint32(0xFFFF_0000))]
+
+
+def _butterfly(word: Uint32, maximum, distances) -> Uint32:
+    for distance in distances:
+        word = maximum(word, Uint32(ca.shuffle_sync_bfly(word, distance)))
+    return word
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """How a lane reads and writes its 8 columns of a row.
+
+    `vector`: rows are 16-byte aligned and a multiple of 8 long. Otherwise element by element, with a ragged end.
+    """
+
+    element_bits: int
+    vector: bool
+
+    def limit(self, col: Int32, cols: Int32, end: Int32) -> Int32:
+        """Rows below this exist for a lane at column `col`: `end`, or 0 for a lane past the last column."""
+        return Int32(select_(col < cols, end, Int32(0)))
+
+    def load(self, row: cute.Pointer, col: Int32, cols: Int32, valid: Boolean) -> list[Any]:
+        """Eight values from `row` (a byte pointer to this lane's column): bf16 in 4 words, fp32 as 8; zeros if not there."""
+        size = self.element_bits // 8
+        if self.vector:
+            words = [w for i in range(0, VECTOR * size, 16) for w in ptx.load_v4(row + i, valid)]
+        else:
+            words = [
+                ptx.load_scalar(row + i * size, self.element_bits, valid & (col + i < cols))
+                for i in range(VECTOR)
+            ]
+            if size == 2:
+                words = [ptx.low_halves(a, b) for a, b in zip(words[::2], words[1::2], strict=True)]
+        return words if size == 2 else [w.bitcast(Float32) for w in words]
+
+    def as_rows(self, rows: list[list[Any]]) -> Rows:
+        """What `load` returned for each of a lane's rows."""
+        return Bf16Rows(rows) if self.element_bits == 16 else FloatRows(rows)
+
+    def store_codes(
+        self, row: cute.Pointer, col: Int32, cols: Int32, codes: list[Uint32], valid: Boolean
+    ) -> None:
+        """Eight bytes to `row` (a pointer to this lane's column)."""
+        if self.vector:
+            ptx.store_words(row, codes, valid)
+            return
+        for i in range(VECTOR):
+            ptx.store_byte(row + i, codes[i // 4] >> Uint32(8 * (i % 4)), valid & (col + i < cols))
+
+    def store_values(self, row: cute.Pointer, values: Sequence[Any], valid: Boolean) -> None:
+        """Eight fp32 values, rounded to this element type, to `row` (a byte pointer to this lane's column)."""
+        if self.element_bits == 16:
+            words = [ptx.pack_bf16(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        else:
+            words = [v.bitcast(Uint32) for v in values]
+        for i in range(0, len(words), 4):
+            ptx.store_words(row + 4 * i, words[i : i + 4], valid)
+
+
+@dataclass(frozen=True)
+class ScaleTile:
+    """One orientation's 128 × 4 scale bytes of a CTA tile, staged in shared memory in the blocked order.
+
+    After a barrier, `flush_…` writes them out: as one tile of blocked scales, or as row-major bytes.
+    """
+
+    smem: cute.Pointer
+
+    def at(self, r: Int32, c: Int32) -> cute.Pointer:
+        """Address of byte (r, c), r < 128 and c < 4; (r + i, c) is 16·i further inside a group of 32 rows."""
+        return self.smem + ((r & 31) * 16 + (r >> 5) * 4 + c)
+
+    def flush_blocked(self, out: cute.Pointer, tile_index: Int64, thread: Int32) -> None:
+        """512 bytes to tile `tile_index` of blocked scales, by the threads 0 ≤ `thread` < 32."""
+        offset = (thread & 31) * 16
+        words = self._words(offset, 4)
+        ptx.store_words(out + (tile_index * SCALE_TILE_BYTES + offset), words, (thread >= 0) & (thread < 32))
+
+    def flush(
+        self,
+        out: cute.Pointer,
+        r0: Int32,
+        c0: Int32,
+        rows: Int32,
+        cols: Int32,
+        *,
+        count: int,
+        of: Int32,
+        blocked: bool,
+    ) -> None:
+        """The first `count` bytes of each row, one row a thread, to (r0 + r, c0 + c) where that is inside (rows, cols).
+
+        `of` is the number of columns of the whole scales.
+        """
+        thread = ca.thread_idx()[0]
+        mine = (thread < ROWS) & (r0 + thread < rows)
+        word = self._words((thread & 31) * 16 + (thread >> 5 & 3) * 4, 1)[0]
+        for c in range(count):
+            offset = scale_offset(r0 + thread, c0 + c, of, blocked)
+            ptx.store_byte(out + offset, word >> Uint32(8 * c), mine & (c0 + c < cols))
+
+    def _words(self, offset: Int32, n: int) -> list[Uint32]:
+        address = (self.smem + offset).toint()
+        pointer = cute.make_ptr(Uint32, address, cute.AddressSpace.smem, assumed_align=4 * n)
+        words = cute.make_tensor(pointer, cute.make_layout(n)).load()
+        return [words[i] for i in range(n)]
+
+
+def scale_offset(r: Int32, c: Int32, cols: Int32, blocked: bool) -> Int64:
+    """Where byte (r, c) lies in scales of `cols` columns."""
+    if not blocked:
+        return Int64(r) * cols + c
+    tile = Int64(r >> 7) * ((cols + 3) >> 2) + (c >> 2)
+    return tile * SCALE_TILE_BYTES + ((r & 31) * 16 + (r >> 5 & 3) * 4 + (c & 3))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one orientation goes: `data` points to this lane's column of row 0, `scales` stages the scale bytes."""
+
+    data: cute.Pointer
+    scales: ScaleTile
+
+
+@dataclass(frozen=True)
+class TileQuantizer:
+    """The blocks of the values that a warp holds, to codes in global memory and scale bytes in `ScaleTile`s."""
+
+    scaling: BlockScaling
+    tile: WarpTile
+    access: RowAccess
+
+    def __call__(
+        self,
+        row: tuple[Rows, Target] | None,
+        col: tuple[Rows, Target] | None,
+        ids: list[Int32],
+        exists: list[Boolean],
+        at: Int32,
+        cols: Int32,
+    ) -> None:
+        """Blocks along the rows of one set of values, down the columns of another or the same.
+
+        All maxima come first and each row is then coded both ways at once, which keeps the fewest registers alive.
+
+        Args:
+            row: values and target of the blocks along the rows, if wanted.
+            col: the same for blocks down the columns.
+            ids: this lane's rows in the output.
+            exists: which of them are written.
+            at: this lane's first column.
+            cols: columns of the output.
+        """
+        steps = range(self.tile.steps)
+        # Rows alone need not wait for each other.
+        together = col is not None or (row is not None and row[0].packed)
+        row_factors: list[Any] = self._row_factors(row, steps) if row and together else []
+        col_factors = self._col_factors(col) if col else []
+        for s in steps:
+            offset = Int64(ids[s]) * Int64(cols)
+            values: Sequence[Any] = []
+            if row:
+                factor = row_factors[s] if together else self._row_factors(row, [s])[0]
+                values = row[0].values(s)
+                codes = self.scaling.codes8(values, [factor] * VECTOR)
+                self.access.store_codes(row[1].data + offset, at, cols, codes, exists[s])
+            if col:
+                values = values if row and row[0] is col[0] else col[0].values(s)
+                codes = self.scaling.codes8(values, col_factors)
+                self.access.store_codes(col[1].data + offset, at, cols, codes, exists[s])
+
+    def _row_factors(self, row: tuple[Rows, Target], steps: Iterable[int]) -> list[Any]:
+        """The factors of these rows' blocks; the first lane of each block stages its scale byte."""
+        local_row, local_col = self.tile.place()
+        stage = row[1].scales.at(local_row, local_col // BLOCK)
+        factors = [self.scaling.factor(amax) for amax in self.tile.row_amax(row[0], steps)]
+        for s, factor in zip(steps, factors, strict=True):
+            byte = self.scaling.scale_byte(factor)
+            ptx.store_byte(stage + 16 * s * self.tile.stride, byte, local_col % BLOCK == 0, "shared")
+        return factors
+
+    def _col_factors(self, col: tuple[Rows, Target]) -> list[Any]:
+        """The factors of this lane's columns; the first lane of each block stages its scale byte."""
+        local_row, local_col = self.tile.place()
+        factors = [self.scaling.factor(amax) for amax in self.tile.col_amax(col[0])]
+        stage = col[1].scales.at(local_col, local_row // BLOCK)
+        for i, factor in enumerate(factors):
+            byte = self.scaling.scale_byte(factor)
+            ptx.store_byte(stage + 16 * i, byte, local_row % BLOCK == 0, "shared")
+        return factors

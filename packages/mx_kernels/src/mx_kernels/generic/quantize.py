@@ -1,0 +1,219 @@
+"""Quantise a matrix along its rows, down its columns, or both from one read; densely, by groups, or through a gather.
+
+One CTA takes one 128 × 128 tile and leaves; the many CTAs on a multiprocessor overlap each other's loads and stores.
+What differs between the forms is only where the rows of a tile come from and go to (`place_rows`).
+"""
+
+from dataclasses import dataclass
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.cute.arch as ca
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from mx_kernels.device import ptx
+from mx_kernels.device.launch import fake_pointer, fake_stream
+from mx_kernels.device.mx import BlockScaling
+from mx_kernels.device.tile import (
+    BLOCK,
+    ROWS,
+    SCALE_TILE_BYTES,
+    RowAccess,
+    ScaleTile,
+    Target,
+    TileQuantizer,
+    WarpTile,
+    WeightedRows,
+)
+from mx_kernels.generic.config import TileConfig
+
+
+@dataclass(frozen=True)
+class QuantizeKernel:
+    """Compile key and kernel.
+
+    source: "dense", "grouped" (rows placed by the table of generic/groups.py) or "gather" (rows picked by token_of).
+    compact: grouped output rows stand without padding; one more row of tiles then writes the zeros at their end.
+    """
+
+    scaling: BlockScaling
+    element_bits: int
+    row: bool
+    col: bool
+    blocked: bool
+    source: str
+    weighted: bool
+    compact: bool
+    vector: bool
+    config: TileConfig
+
+    @property
+    def tile(self) -> WarpTile:
+        """Who holds what."""
+        return WarpTile(self.config.lanes)
+
+    def build(self):
+        """Function and arguments for `jit.compiled`."""
+        outputs = [fake_pointer(Uint8, 16)] * 4
+        inputs = [
+            fake_pointer(Uint8, 16 if self.vector else 2),
+            fake_pointer(Int32, 16),
+            fake_pointer(Float32),
+        ]
+        sizes = Int32(0), Int32(0), Int32(0), Int64(0), Int32(0), Int32(0)
+        return self, *inputs, *outputs, *sizes, fake_stream()
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,
+        row_index: cute.Pointer,
+        weights: cute.Pointer,
+        row_data: cute.Pointer,
+        row_scale: cute.Pointer,
+        col_data: cute.Pointer,
+        col_scale: cute.Pointer,
+        rows: Int32,
+        cols: Int32,
+        row_bytes: Int32,
+        batch_bytes: Int64,
+        batch: Int32,
+        band: Int32,
+        stream: cuda.CUstream,
+    ):
+        """X is read as bytes: `row_bytes`, `batch_bytes` from one row and one matrix to the next.
+
+        The tiles are walked `band` columns of tiles wide: across, then down the rows, then the next band.
+        """
+        bands = cute.ceil_div(cute.ceil_div(cols, self.tile.cols), band)
+        self.kernel(
+            x,
+            row_index,
+            weights,
+            row_data,
+            row_scale,
+            col_data,
+            col_scale,
+            rows,
+            cols,
+            row_bytes,
+            batch_bytes,
+        ).launch(
+            grid=(band, cute.ceil_div(rows, ROWS) + self.compact, bands * batch),
+            block=(self.tile.threads, 1, 1),
+            min_blocks_per_mp=self.config.min_blocks,
+            preferred_smem_carveout=16,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Pointer,
+        row_index: cute.Pointer,
+        weights: cute.Pointer,
+        row_data: cute.Pointer,
+        row_scale: cute.Pointer,
+        col_data: cute.Pointer,
+        col_scale: cute.Pointer,
+        rows: Int32,
+        cols: Int32,
+        row_bytes: Int32,
+        batch_bytes: Int64,
+    ):
+        tile, access = self.tile, RowAccess(self.element_bits, self.vector)
+        smem = SmemAllocator().allocate(2 * SCALE_TILE_BYTES, 16)
+        row_scales, col_scales = ScaleTile(smem), ScaleTile(smem + SCALE_TILE_BYTES)
+
+        tile_col, tile_row, outer = ca.block_idx()
+        batch = outer
+        if cutlass.const_expr(self.source == "gather"):
+            batch, tile_col = Int32(0), tile_col + outer * ca.grid_dim()[0]
+        local_row, local_col = tile.place()
+        col = tile_col * self.tile.cols + local_col
+        source, valid, first, end = self.place_rows(row_index, tile_row, access, col, rows, cols)
+        ids = tile.rows(first + local_row)
+        limit = access.limit(col, cols, end)
+        exists = [i < limit for i in ids]
+
+        lane = x + (Int64(batch) * batch_bytes + col * (self.element_bits // 8))
+        words = [
+            access.load(lane + Int64(r) * Int64(row_bytes), col, cols, v)
+            for r, v in zip(source, valid, strict=True)
+        ]
+        values = col_values = access.as_rows(words)
+        if cutlass.const_expr(self.weighted):
+            per_row = spread(tile, weights, first, end)
+            col_values = WeightedRows(values, [w.bitcast(Float32) for w in per_row])
+        offset = Int64(batch) * rows * cols + col
+        TileQuantizer(self.scaling, tile, access)(
+            (values, Target(row_data + offset, row_scales)) if self.row else None,
+            (col_values, Target(col_data + offset, col_scales)) if self.col else None,
+            ids,
+            exists,
+            col,
+            cols,
+        )
+
+        ca.barrier()
+        thread = ca.thread_idx()[0]
+        row_tiles, col_tiles = Int64(cute.ceil_div(rows, ROWS)), Int64(cute.ceil_div(cols, self.tile.cols))
+        row_blocks, col_blocks = cute.ceil_div(rows, BLOCK), cute.ceil_div(cols, BLOCK)
+        if cutlass.const_expr(self.row and self.blocked):
+            index = (batch * row_tiles + tile_row) * col_tiles + tile_col
+            row_scales.flush_blocked(row_scale, index, thread if tile_row < row_tiles else Int32(-1))
+        elif cutlass.const_expr(self.row):
+            out = row_scale + Int64(batch) * rows * col_blocks
+            row_scales.flush(out, first, tile_col * 4, end, col_blocks, count=4, of=col_blocks, blocked=False)
+        if cutlass.const_expr(self.col and self.blocked):
+            col_scales.flush_blocked(
+                col_scale, (batch * col_tiles + tile_col) * row_tiles + tile_row, thread - 32
+            )
+        elif cutlass.const_expr(self.col):
+            out = col_scale + Int64(batch) * cols * row_blocks
+            col_scales.flush(
+                out,
+                tile_col * self.tile.cols,
+                tile_row * 4,
+                cols,
+                row_blocks,
+                count=4,
+                of=row_blocks,
+                blocked=False,
+            )
+
+    def place_rows(self, row_index, tile_row: Int32, access: RowAccess, col: Int32, rows: Int32, cols: Int32):
+        """This lane's rows of x and which of them there are; first and end row of the tile in the output."""
+        tile = self.tile
+        local_row, _ = tile.place()
+        first = tile_row * ROWS
+        if self.source == "dense":
+            ids = tile.rows(first + local_row)
+            limit = access.limit(col, cols, rows)
+            return ids, [i < limit for i in ids], first, rows
+        if self.source == "gather":
+            tokens = [Int32(t) for t in spread(tile, row_index, first, rows)]
+            limit = access.limit(col, cols, Int32(0x7FFF_FFFF))
+            # As unsigned numbers -1 and what lies past the end are large.
+            return tokens, [Uint32(t) < Uint32(limit) for t in tokens], first, rows
+        start, real, first, end = (
+            Int32(v) for v in ptx.load_v4(row_index + Int64(tile_row) * 4, Boolean(True))
+        )
+        limit = access.limit(col, cols, real)
+        local = tile.rows(local_row)
+        return [start + r for r in local], [r < limit for r in local], first, end
+
+
+def spread(tile: WarpTile, array: cute.Pointer, first: Int32, end: Int32) -> list[Uint32]:
+    """The 32-bit entry of each of this lane's rows, from an array over rows; -1 at and past `end`.
+
+    One coalesced load per warp, then shuffles.
+    """
+    local_row, _ = tile.place()
+    row = first + local_row // BLOCK * BLOCK + ca.lane_idx()
+    there = row < end
+    entry = ptx.load_scalar(array + Int64(row), 32, there)
+    entry = Uint32(cutlass.select_(there, entry, Uint32(0xFFFF_FFFF)))
+    return [Uint32(ca.shuffle_sync(entry, r)) for r in tile.rows(local_row % BLOCK)]
