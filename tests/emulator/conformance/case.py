@@ -67,7 +67,11 @@ class Case:
 
     def inputs(self) -> Buffers:
         """The buffers, drawn from a generator seeded with the case's name."""
-        return self.buffers(np.random.default_rng(zlib.crc32(self.name.encode())))
+        return self.buffers(self.rng())
+
+    def rng(self) -> np.random.Generator:
+        """The generator of the inputs, from its start."""
+        return np.random.default_rng(zlib.crc32(self.name.encode()))
 
     def ptx(self) -> str:
         """The whole module; its entry is called `kernel`."""

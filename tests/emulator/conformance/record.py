@@ -1,6 +1,6 @@
 """Run every case on the GPU of this machine and store what it writes: `PYTHONPATH=tests python -m emulator.conformance.record`.
 
-Needs a GPU of capability 9.0, torch, and ptxas or the driver's compiler. Each class runs in a process of its own, since
+Needs a GPU of capability 9.0, torch, ptxas or the driver's compiler, and the CuTe DSL for the class `dsl`. Each class runs in a process of its own, since
 a case that traps takes its context with it.
 """
 
@@ -16,8 +16,23 @@ from emulator.conformance import recorded
 from emulator.conformance.classes import CLASSES
 
 
+def record_dsl() -> None:
+    """Record the DSL's own kernels."""
+    from emulator.conformance import dsl
+
+    start = time.time()
+    stored = {}
+    for name in dsl.RUNS:
+        stored |= recorded.pack_bytes(name, dsl.run(name, "cuda").numpy())
+    path = recorded.save("dsl", stored)
+    print(f"dsl: {len(dsl.RUNS)} runs, {path.stat().st_size} bytes, {time.time() - start:.1f} s", flush=True)
+
+
 def record(name: str) -> None:
     """Record one class."""
+    if name == "dsl":
+        record_dsl()
+        return
     from emulator.conformance.cuda_driver import Driver, assemble  # imports torch, touches the GPU
 
     start, cases, driver = time.time(), CLASSES[name](), Driver()
@@ -35,7 +50,7 @@ def record(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *CLASSES], help="classes; all by default")
+    parser.add_argument("names", nargs="*", choices=[[], *CLASSES, "dsl"], help="classes; all by default")
     args = parser.parse_args()
     if len(args.names) == 1:
         record(args.names[0])

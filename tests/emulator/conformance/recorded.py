@@ -46,6 +46,24 @@ def pack(case: Case, outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return stored
 
 
+def pack_bytes(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays to store for a result that is plain bytes."""
+    return {f"{name}|head": data[:HEAD_BYTES], f"{name}|md5": _md5(data)}
+
+
+def same_bytes(name: str, data: np.ndarray, stored: dict[str, np.ndarray]) -> str | None:
+    """None, or where the bytes leave the recording."""
+    if np.array_equal(stored[f"{name}|md5"], _md5(data)):
+        return None
+    head = stored[f"{name}|head"]
+    far = np.flatnonzero(head != data[: len(head)])
+    return (
+        f"differs from the recording from byte {far[0]} on"
+        if len(far)
+        else f"differs beyond the {len(head)} bytes stored"
+    )
+
+
 def load(name: str) -> dict[str, np.ndarray]:
     """The stored arrays of one class of instructions."""
     with np.load(DATA / f"{name}.npz") as z:

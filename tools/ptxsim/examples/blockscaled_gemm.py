@@ -222,7 +222,7 @@ class BlockscaledGemm:
         tile = first
         while tile < tiles:
             m, n = tile % m_tiles, tile // m_tiles
-            for k in cutlass.range(k_tiles):
+            for k in cutlass.range(k_tiles, unroll=1):
                 operands.producer_acquire(state)
                 full, slot = operands.producer_get_barrier(state), (None, state.index)
                 cute.copy(tma_a, gA[(None, m, k, 0)], sA[slot], tma_bar_ptr=full)
@@ -264,7 +264,7 @@ class BlockscaledGemm:
             acc = tCtAcc[(None, None, None, done.index)]
             accumulators.producer_acquire(done)
             mma.set(tcgen05.Field.ACCUMULATE, False)
-            for _ in cutlass.range(k_tiles):
+            for _ in cutlass.range(k_tiles, unroll=1):
                 operands.consumer_wait(full)
                 stage = (None, None, None, None, full.index)
                 cute.copy(copy_sfa, from_sfa[stage], to_sfa)

@@ -89,7 +89,7 @@ class HopperGemm:
         tBsB, tBgB = cpasync.tma_partition(
             tma_b, 0, cute.make_layout(1), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
         )
-        for k in cutlass.range(k_tiles):
+        for k in cutlass.range(k_tiles, unroll=1):
             slot = producer.acquire_and_advance()
             cute.copy(tma_a, tAgA[(None, k)], tAsA[(None, slot.index)], tma_bar_ptr=slot.barrier)
             cute.copy(tma_b, tBgB[(None, k)], tBsB[(None, slot.index)], tma_bar_ptr=slot.barrier)
@@ -105,7 +105,7 @@ class HopperGemm:
         tCgD = thread.partition_C(gD)
         acc = cute.make_rmem_tensor(tCgD.shape, Float32)
         mma.set(warpgroup.Field.ACCUMULATE, False)
-        for _ in cutlass.range(k_tiles):
+        for _ in cutlass.range(k_tiles, unroll=1):
             slot = consumer.wait_and_advance()
             warpgroup.fence()
             for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):

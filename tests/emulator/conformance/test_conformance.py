@@ -1,0 +1,51 @@
+"""The emulator against an H200: same PTX, same inputs, same bits (data/*.npz, written by record.py)."""
+
+import functools
+
+import numpy as np
+import ptxsim
+import pytest
+from emulator.conformance import recorded
+from emulator.conformance.case import Case
+from emulator.conformance.classes import CLASSES
+from emulator.conformance.emulate import emulate
+
+CASES = [case for cases in CLASSES.values() for case in cases()]
+TIMED = (
+    "memory/cp.async",
+    "tma/",
+    "barriers/",
+    "clusters/",
+    "wgmma/descriptor",
+)  # what a schedule can change
+
+REFUSED: dict[str, str] = {}
+"""Case (or case/row) → the words of the refusal: instructions that the emulator does not model, and says so."""
+
+
+@functools.cache
+def _stored(name: str) -> dict[str, np.ndarray]:
+    return recorded.load(name)
+
+
+def _check(case: Case, **options: object) -> None:
+    outputs = emulate(case, **options)
+    differences = recorded.differences(case, outputs, _stored(case.name.split("/")[0]))
+    assert not differences, "\n" + "\n".join(differences)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES])
+def test_same_bits_as_an_h200(case: Case) -> None:
+    if case.name in REFUSED:
+        with pytest.raises(ptxsim.Unsupported, match=REFUSED[case.name]):
+            emulate(case)
+        return
+    _check(case, schedule="random" if case.name.startswith(TIMED) else "early", seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["early", "late", "random"])
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if c.name.startswith(TIMED)])
+def test_same_bits_under_every_schedule(case: Case, schedule: str) -> None:
+    for seed in range(3 if schedule == "random" else 1):
+        _check(case, schedule=schedule, seed=seed)
