@@ -17,9 +17,10 @@ def aligned(x: np.ndarray) -> np.ndarray:
     return copy
 
 
-def _tensor_map(spec: TensorMap, of: np.ndarray) -> np.ndarray:
+def tensor_map_bytes(spec: TensorMap, address: int) -> np.ndarray:
+    """The emulator's encoding of a tensor map."""
     raw = encode_tiled(
-        TENSOR_MAP_TYPES[spec.dtype][0], of.ctypes.data, list(spec.dims), list(spec.strides), list(spec.box), [1] * len(spec.dims),
+        TENSOR_MAP_TYPES[spec.dtype][0], address, list(spec.dims), list(spec.strides), list(spec.box), [1] * len(spec.dims),
         interleave=0, swizzle=spec.swizzle, l2_promotion=0, nan_fill=int(spec.nan_fill),
     )  # fmt: skip
     return np.frombuffer(raw, np.uint8)
@@ -32,7 +33,9 @@ def emulate(
     memory: dict[str, np.ndarray] = {}
     for name, x in case.inputs().items():
         memory[name] = aligned(
-            _tensor_map(x, memory[x.of]) if isinstance(x, TensorMap) else np.ascontiguousarray(x)
+            tensor_map_bytes(x, memory[x.of].ctypes.data)
+            if isinstance(x, TensorMap)
+            else np.ascontiguousarray(x)
         )
     ptxsim.run_ptx(
         case.ptx(), "kernel", grid=case.grid, block=case.block, cluster=case.cluster, smem=case.smem,

@@ -121,10 +121,28 @@ _PREDICATES = {
     "selp": "setp.lt.s32 q, a, b; selp.b32 d, a, c, q;",
 }
 
+_SHORT_AND_LONG = {
+    "add.s16": "add.s16 h, al, bl;",
+    "sub.s16": "sub.s16 h, al, bl;",
+    "shr.u16": "shr.u16 h, al, c;",
+    "shr.s16": "shr.s16 h, al, c;",
+    "shl.b16": "shl.b16 h, al, c;",
+    "and.b16": "and.b16 h, al, bh;",
+    "selp.b16": "setp.eq.b16 q, al, bl; selp.b16 h, ch, cl, q;",
+    "cvt.s16.s8": ".reg .b8 byte; cvt.u8.u32 byte, a; cvt.s16.s8 h, byte;",
+    "mul.lo.s64": "mul.lo.s64 w, ab, bc;",
+    "mad.lo.s64": "mad.lo.s64 w, ab, bc, ab;",
+    "or.b64": "or.b64 w, ab, bc;",
+    "xor.b64": "xor.b64 w, ab, bc;",
+    "pred": "setp.lt.u32 q, a, b; setp.lt.u32 r, b, c; not.pred p, q; and.pred z, p, r; xor.pred p, z, q; or.pred p, p, z;",
+    "selp.f32": ".reg .f32 f<3>; mov.b32 f0, a; mov.b32 f1, b; setp.lt.s32 q, a, c; selp.f32 f2, f0, f1, q; mov.f32 f1, f2; mov.b32 d, f1;",
+}
+
 
 def cases() -> list[Case]:
     """All bit for bit."""
     return [
+        elementwise("integer/short_and_long", _SHORT_AND_LONG, _words),
         elementwise("integer/bits", _BITS, _words),
         elementwise("integer/arithmetic", _ARITHMETIC, _words),
         elementwise("integer/predicates", _PREDICATES, _words),

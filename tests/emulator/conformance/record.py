@@ -12,7 +12,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from emulator.conformance import recorded
+import numpy as np
+from emulator.conformance import recorded, tma
 from emulator.conformance.classes import CLASSES
 
 
@@ -28,10 +29,20 @@ def record_dsl() -> None:
     print(f"dsl: {len(dsl.RUNS)} runs, {path.stat().st_size} bytes, {time.time() - start:.1f} s", flush=True)
 
 
+def record_tensor_maps() -> None:
+    """Record the bytes that the driver makes of random tensor maps."""
+    from emulator.conformance.cuda_driver import Driver
+
+    driver = Driver()
+    raw = [driver.encode_tensor_map(spec, address) for spec, address in tma.descriptor_specs()]
+    path = recorded.save("tensor_maps", {"bytes": np.stack(raw)})
+    print(f"tensor_maps: {len(raw)} maps, {path.stat().st_size} bytes", flush=True)
+
+
 def record(name: str) -> None:
     """Record one class."""
-    if name == "dsl":
-        record_dsl()
+    if name in OTHERS:
+        OTHERS[name]()
         return
     from emulator.conformance.cuda_driver import Driver, assemble  # imports torch, touches the GPU
 
@@ -48,9 +59,11 @@ def record(name: str) -> None:
     print(f"{name}: {len(cases)} cases, {path.stat().st_size} bytes, {time.time() - start:.1f} s", flush=True)
 
 
+OTHERS = {"tensor_maps": record_tensor_maps, "dsl": record_dsl}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *CLASSES, "dsl"], help="classes; all by default")
+    parser.add_argument("names", nargs="*", choices=[[], *CLASSES, *OTHERS], help="classes; all by default")
     args = parser.parse_args()
     if len(args.names) == 1:
         record(args.names[0])

@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import ptxsim
 import pytest
-from emulator.conformance import recorded
+from emulator.conformance import recorded, tma
 from emulator.conformance.case import Case
 from emulator.conformance.classes import CLASSES
-from emulator.conformance.emulate import emulate
+from emulator.conformance.emulate import emulate, tensor_map_bytes
 
 CASES = [case for cases in CLASSES.values() for case in cases()]
 TIMED = (
@@ -41,6 +41,14 @@ def test_same_bits_as_an_h200(case: Case) -> None:
             emulate(case)
         return
     _check(case, schedule="random" if case.name.startswith(TIMED) else "early", seed=1)
+
+
+def test_tensor_maps_are_encoded_as_the_driver_does() -> None:
+    want = recorded.load("tensor_maps")["bytes"]
+    for i, (spec, address) in enumerate(tma.descriptor_specs()):
+        np.testing.assert_array_equal(
+            tensor_map_bytes(spec, address), want[i], err_msg=f"{spec} at {address:#x}"
+        )
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def _bulk_cases() -> list[Case]:
 # ---- tensor copies: one block per set of coordinates ---------------------------------------------------------------
 
 
-def _body(mode: str, rank: int, image: int, box_bytes: int, reduction: str | None) -> str:
+def _body(mode: str, rank: int, image: int, box_bytes: int, reduction: str | None, cached: bool) -> str:
     """`boxes` is an image of shared memory per block; `coordinates` eight words per block."""
     coordinates = ", ".join(f"t{i}" for i in range(rank))
     setup = f"""
@@ -70,13 +70,16 @@ def _body(mode: str, rank: int, image: int, box_bytes: int, reduction: str | Non
   add.u32 s, s, 128; setp.lt.u32 q, s, {image // 4}; @q bra FILL;
   fence.proxy.async.shared::cta; bar.sync 0;
 """
+    hint, policy = (".L2::cache_hint", ", w3") if cached else ("", "")
+    state = "shared::cta" if cached else "shared::cluster"
+    setup += "  createpolicy.fractional.L2::evict_first.b64 w3, 1.0;\n" if cached else ""
     if mode == "load":
         return (
             setup
             + f"""
   @!p bra WAIT;
   mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem+{image}], {box_bytes};
-  cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [smem], [map, {{{coordinates}}}], [smem+{image}];
+  cp.async.bulk.tensor.{rank}d.{state}.global.tile.mbarrier::complete_tx::bytes{hint} [smem], [map, {{{coordinates}}}], [smem+{image}]{policy};
   WAIT: mbarrier.try_wait.parity.shared::cta.b64 q, [smem+{image}], 0; @!q bra WAIT;
   bar.sync 0;
   mov.u32 s, tx;
@@ -88,7 +91,7 @@ def _body(mode: str, rank: int, image: int, box_bytes: int, reduction: str | Non
         setup
         + f"""
   @!p bra END;
-  {instruction}.tile.bulk_group [map, {{{coordinates}}}], [smem];
+  {instruction}.tile.bulk_group{hint} [map, {{{coordinates}}}], [smem]{policy};
   cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; cp.async.bulk.wait_group 0;
   END:"""
     )
@@ -106,6 +109,7 @@ def _tensor_case(
     reduction: str | None = None,
     nan_fill: bool = False,
     data: str = "bytes",
+    cached: bool = False,
 ) -> Case:
     size = TENSOR_MAP_TYPES[dtype][1]
     pitches = [-(-dims[0] * size // 16) * 16]
@@ -132,7 +136,7 @@ def _tensor_case(
         }
 
     return Case(
-        f"tma/{name}", _body(mode, len(dims), image, box_bytes, reduction), buffers, ("boxes",) if mode == "load" else ("tensor",),
+        f"tma/{name}", _body(mode, len(dims), image, box_bytes, reduction, cached), buffers, ("boxes",) if mode == "load" else ("tensor",),
         grid=(len(coordinates), 1, 1), smem=image + 128,
     )  # fmt: skip
 
@@ -194,9 +198,36 @@ _REDUCTIONS = {
 }
 
 
+# What a warp does when several lanes reach a bulk reduction with the same operands: once, or once a lane? The sum tells.
+_WHOLE_WARP = """
+  shl.b32 s, tx, 4; add.u32 s, s, smem; mul.wide.u32 w, tx, 16; add.u64 w0, src, w;
+  ld.global.v4.u32 {t0,t1,t2,t3}, [w0]; st.shared.v4.u32 [s], {t0,t1,t2,t3};
+  fence.proxy.async.shared::cta; bar.sync 0; setp.ge.u32 p, tx, LANES; @p bra END;
+  COPY
+  cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+  END:"""
+_COPIES = {
+    "bulk": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [out], [smem], 2048;",
+    "tensor": "mov.b32 t4, 0; cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [map, {t4, t4}], [smem];",
+}
+
+
+def _whole_warp_case(copy: str, lanes: int) -> Case:
+    def buffers(rng: np.random.Generator) -> Buffers:
+        out = random_bits(rng, 1024)
+        return {
+            "src": random_bits(rng, 512),
+            "out": out,
+            "map": TensorMap("out", "u32", (32, 32), (128,), (32, 16), 0),
+        }
+
+    body = _WHOLE_WARP.replace("LANES", str(lanes)).replace("COPY", _COPIES[copy])
+    return Case(f"tma/unelected.{copy}.{lanes}lanes", body, buffers, smem=2048)
+
+
 def cases() -> list[Case]:
     """All bit for bit."""
-    cases = _bulk_cases()
+    cases = [*_bulk_cases(), *(_whole_warp_case(copy, lanes) for copy in _COPIES for lanes in (1, 2, 32))]
     for name, dtype, dims, box, swizzle, coordinates in _SHAPES:
         cases.append(_tensor_case(f"load.{name}", dtype, dims, box, swizzle, coordinates))
         cases.append(
@@ -204,6 +235,8 @@ def cases() -> list[Case]:
                 f"store.{name}", dtype, dims, box, swizzle, _storable(coordinates, box), mode="store"
             )
         )
+    for mode in ("load", "store"):
+        cases.append(_tensor_case(f"{mode}.3d.bf16.cached", "bf16", [64, 20, 6], [64, 5, 2], 3, [[0, 0, 0], [0, 15, 4]], mode=mode, cached=True))  # fmt: skip
     for dtype in ("f32", "f32ftz", "tf32", "tf32ftz"):
         where = [[0, 0], [32, 8], [48, 60], [-8, 3]]
         cases.append(_tensor_case(f"convert.{dtype}", dtype, [64, 64], [32, 8], 3, where, data="special"))
@@ -216,3 +249,38 @@ def cases() -> list[Case]:
             where = [[0, 0], [32, 8], [48, 17]] if wide else [[0, 0], [0, 8], [24, 17]]
             cases.append(_tensor_case(f"reduce.{op}.{dtype}", dtype, [64, 24], [32 if wide else 64, 8], 3, where, mode="reduce", reduction=op, data="special"))  # fmt: skip
     return cases
+
+
+def descriptor_specs(count: int = 200) -> list[tuple[TensorMap, int]]:
+    """Random tensor maps and addresses (nothing is read there), to compare the 128 bytes that the driver writes."""
+    rng = np.random.default_rng(77)
+    specs = []
+    for _ in range(count):
+        rank, dtype, swizzle = (
+            int(rng.integers(1, 6)),
+            str(rng.choice(list(TENSOR_MAP_TYPES))),
+            int(rng.integers(0, 4)),
+        )
+        size = TENSOR_MAP_TYPES[dtype][1]
+        dims = [int(x) for x in rng.integers(1, 300, rank)]
+        strides, pitch = [], -(-dims[0] * size // 16) * 16
+        for d in dims[1:]:
+            strides.append(pitch + 16 * int(rng.integers(0, 4)))
+            pitch = strides[-1] * d
+        span = {0: 256, 1: 32, 2: 64, 3: 128}[swizzle]
+        inner = min(int(rng.integers(1, span // 16 + 1)) * 16 // size, 256)
+        box = [inner, *(int(x) for x in rng.integers(1, 9, rank - 1))]
+        nan_fill = bool(rng.integers(0, 2)) and dtype in (
+            "f16",
+            "f32",
+            "bf16",
+            "f32ftz",
+            "tf32",
+            "tf32ftz",
+            "f64",
+        )
+        address = 0x7F0000000000 + int(rng.integers(0, 1 << 30)) * 16
+        specs.append(
+            (TensorMap("", dtype, tuple(dims), tuple(strides), tuple(box), swizzle, nan_fill), address)
+        )
+    return specs
