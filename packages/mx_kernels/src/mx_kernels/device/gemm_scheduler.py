@@ -33,7 +33,9 @@ class TileOrder:
     groups_along_k: bool  # wgrad: a group is a range of K, not of M
     aligned: bool  # RowMap.ALIGNED: every group starts at a multiple of UNIT rows
     has_tail: bool  # rows from offs[-1] on are zeroed
-    skip_empty: bool = False  # groups without rows give no tiles: their output is accumulated into, not written
+    skip_empty: bool = (
+        False  # groups without rows give no tiles: their output is accumulated into, not written
+    )
     supergroup: int = 8
 
 
@@ -71,7 +73,9 @@ class Window(NamedTuple):
 
 
 @cute.jit
-def schedule(order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent: Extent, tile: Int32, step: Int32):
+def schedule(
+    order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent: Extent, tile: Int32, step: Int32
+):
     """Walk the cluster's tiles `tile, tile + step, …` and announce each (one warp); ends with k_tiles = -1.
 
     sWork: int32 (len(Work._fields), SCHEDULE_STAGES). offs: int32 (E,) or None for one group of all rows.
@@ -105,7 +109,7 @@ def schedule(order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent
             m_extent, k_extent = extent.m, length
         m_tile, n_tile = tile_in_group(order, local, cute.ceil_div(m_extent, order.tile_m), n_tiles)
         k_tiles = cute.ceil_div(k_extent, order.tile_k)
-        if cutlass.const_expr(order.has_tail):
+        if cutlass.const_expr(order.has_tail):  # noqa: SIM102 (one is the tracer's, the other the kernel's)
             if first + lane == extent.groups:
                 k_tiles = Int32(0)
         if not busy:
@@ -142,7 +146,7 @@ def read_window(
     tiles = cute.ceil_div(m_extent, order.tile_m) * n_tiles
     if group >= groups:
         tiles = Int32(0)
-    if cutlass.const_expr(order.skip_empty):
+    if cutlass.const_expr(order.skip_empty):  # noqa: SIM102
         if length == 0:
             tiles = Int32(0)
     units = cute.ceil_div(length, UNIT)
@@ -175,7 +179,7 @@ def tile_in_group(order: Constexpr[TileOrder], local: Int32, m_tiles: Int32, n_t
 def next_work(pipe, state, sWork: cute.Tensor):
     """Take the next tile (whole warp) and free its slot. Returns (Work, advanced state)."""
     pipe.consumer_wait(state)
-    work = Work(*[sWork[field, state.index] for field in range(len(Work._fields))])
+    work = Work(*[Int32(sWork[field, state.index]) for field in range(len(Work._fields))])
     arch.sync_warp()
     with arch.elect_one():
         pipe.consumer_release(state)

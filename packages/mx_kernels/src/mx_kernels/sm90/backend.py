@@ -1,6 +1,7 @@
 """The Hopper backend: the memory-bound ops of generic/, and the GEMMs of this folder."""
 
 import torch
+
 from mx_kernels.generic.backend import MemoryBoundBackend
 from mx_kernels.problem import GemmProblem, Problem
 from mx_kernels.sm90.gemm_backend import GemmBackend

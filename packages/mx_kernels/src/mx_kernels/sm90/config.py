@@ -9,9 +9,10 @@ from functools import cached_property
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_90
 TILE_K = 64  # one swizzle row of BF16
 CONSUMERS = 2  # warpgroups that multiply, each one half of the tile's rows
-STORE_ROW_BYTES = 128  # the epilogue's slab is 64 rows of one swizzle row each
-STORE_ROWS = 64
-STORE_STAGES = 2
+MMA_ROWS = 64  # of one wgmma
+STORE_ROW_BYTES = 128  # the epilogue's slab is one swizzle row wide
+STORE_BUFFER_ROWS = 128  # of a consumer's slab buffers together
+SCALE_TILE = 512  # bytes of one 128 x 4 tile of scales
 BARRIER_BYTES = 1536  # mbarriers, tile descriptions
 ALIGN_BYTES = 1024  # of the first buffer
 
@@ -57,10 +58,6 @@ class GemmKey:
     accumulate: bool
     tile: TileConfig
 
-    def __post_init__(self) -> None:
-        if (reason := why_impossible(self)) is not None:
-            raise ValueError(reason)
-
     @property
     def scaled(self) -> bool:
         return self.a_format != "bf16"
@@ -93,16 +90,69 @@ class GemmKey:
         return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
 
     @property
+    def a_transposed(self) -> bool:
+        """Whether A's codes must be transposed on their way to registers, which permutes the rows of the tile.
+
+        wgmma takes A from registers K-major only; see gemm_operands.py.
+        """
+        return self.scaled and not self.a_k_major
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of a slab: those of one wgmma, or of two where the rows of the two are interleaved."""
+        return 2 * MMA_ROWS if self.a_transposed else MMA_ROWS
+
+    @property
+    def store_stages(self) -> int:
+        """Slab buffers of a consumer."""
+        return STORE_BUFFER_ROWS // self.store_rows
+
+    @property
+    def sfa_tiles(self) -> int:
+        """Scale tiles of A in one stage."""
+        return self.tile.tile_m // 128 if self.scaled else 0
+
+    @property
+    def sfb_tiles(self) -> int:
+        """Scale tiles of B in one stage."""
+        return self.tile.tile_n // 128 if self.scaled else 0
+
+    @property
     def stage_bytes(self) -> int:
         """What the copy engine writes for one K tile."""
         a = self.tile.tile_m * TILE_K * ELEMENT_BYTES[self.a_format]
         b = self.tile.tile_n * TILE_K * ELEMENT_BYTES[self.b_format]
-        return a + b
+        return a + b + (self.sfa_tiles + self.sfb_tiles) * SCALE_TILE
+
+    @property
+    def b_stages(self) -> int:
+        """Tiles of B that stand dequantised in shared memory."""
+        return 3 if self.scaled else 0
 
     @cached_property
     def stages(self) -> int:
-        store = CONSUMERS * STORE_STAGES * STORE_ROWS * STORE_ROW_BYTES
-        return (SMEM_BYTES - BARRIER_BYTES - ALIGN_BYTES - store) // self.stage_bytes
+        """Stages of the ring that the copy engine fills: as many as fit."""
+        store = CONSUMERS * STORE_BUFFER_ROWS * STORE_ROW_BYTES
+        dequantised = self.b_stages * self.tile.tile_n * TILE_K * ELEMENT_BYTES["bf16"]
+        return (SMEM_BYTES - BARRIER_BYTES - ALIGN_BYTES - store - dequantised) // self.stage_bytes
+
+
+def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -> TileConfig:
+    """The tile for a problem of this size, from what the host knows: all rows, not how they fall into groups.
+
+    Args:
+        mode: "fprop", "dgrad" or "wgrad".
+        scaled: whether the operands are MXFP8.
+        rows: of all groups together.
+        groups: how many.
+        columns: of the output.
+    """
+    few_rows = mode != "wgrad" and rows <= 192 * groups
+    if scaled:
+        return TileConfig(128 if few_rows else 256, 128)
+    if few_rows:
+        return TileConfig(128, 256 if columns >= 256 else 128)
+    return TileConfig(256, 128, cluster_n=2 if -(-columns // 128) % 2 == 0 else 1)
 
 
 def why_impossible(key: GemmKey) -> str | None:
@@ -123,11 +173,19 @@ def why_impossible(key: GemmKey) -> str | None:
         return "wgrad of MXFP8 operands: expected ALIGNED rows (a scale block must not span two experts), got COMPACT"
     if tile.tile_m not in (128, 256):
         return f"tile_m: expected 128 or 256, got {tile.tile_m}"
-    if tile.tile_n not in (64, 128, 256):
-        return f"tile_n: expected 64, 128 or 256, got {tile.tile_n}"
+    if tile.tile_n not in ((128,) if key.scaled else (64, 128, 256)):
+        # With four warpgroups ptxas has 128 registers to place the operands of one wgmma in.
+        return f"tile_n: expected {'128' if key.scaled else '64, 128 or 256'}, got {tile.tile_n}"
+    if key.a_transposed and tile.tile_m != 256:
+        return f"tile_m: wgrad of MXFP8 operands interleaves the rows of two wgmmas and needs 256, got {tile.tile_m}"
     if tile.tile_m * tile.tile_n > 256 * 128:
         return f"tile {tile}: the accumulators of two warpgroups hold 256 x 128 or 128 x 256"
-    if tile.cluster_m < 1 or tile.cluster_n < 1 or tile.cluster_size > 8 or tile.cluster_size & (tile.cluster_size - 1):
+    if (
+        tile.cluster_m < 1
+        or tile.cluster_n < 1
+        or tile.cluster_size > 8
+        or tile.cluster_size & (tile.cluster_size - 1)
+    ):
         return f"cluster: expected 1, 2, 4 or 8 CTAs, got {tile.cluster_m} x {tile.cluster_n}"
     if tile.supergroup < 1:
         return f"supergroup: expected at least 1, got {tile.supergroup}"

@@ -1,16 +1,11 @@
 """The Hopper grouped GEMM: D (m, n) = A (m, k) · B (n, k)ᵀ for every group, in BF16 with FP32 sums.
 
-One kernel class for all: the group mode says along which axis groups run and which operands are K-major, the formats say
+One kernel class for all: the mode says along which axis groups run and which operands are K-major, the formats say
 whether a dequantising warpgroup stands between the copies and the multiplication.
+Which matrices A, B and D are in each mode: device/gemm_tensors.py.
 
-| mode | A (m, k) | B (n, k) | groups are ranges of |
-|---|---|---|---|
-| fprop | x (rows, K) | w[e] (N, K) | rows = m |
-| dgrad | dy (rows, N) | w[e]ᵀ (K, N) | rows = m |
-| wgrad | dyᵀ (N, rows) | xᵀ (K, rows) | rows = k |
-
-Warps: one that loads (gemm_load.py) and one that schedules (device/gemm_scheduler.py) in the first warpgroup, then the
-consumers (gemm_mma.py), which also store (gemm_epilogue.py).
+Warps: one that loads (gemm_load.py) and one that schedules (device/gemm_scheduler.py) in the first warpgroup; for MXFP8 a
+warpgroup that dequantises B (gemm_operands.py); then the consumers (gemm_mma.py), which also store (gemm_epilogue.py).
 """
 
 from typing import NamedTuple
@@ -18,30 +13,22 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from cutlass.memory import SmemAllocator
 
 from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, Extent, TileOrder, Work, schedule
-from mx_kernels.sm90.config import CONSUMERS, STORE_ROWS, STORE_STAGES, TILE_K, GemmKey
-from mx_kernels.sm90.gemm_epilogue import EpilogueRole
+from mx_kernels.device.gemm_tensors import gemm_tensors
+from mx_kernels.device.launch import fake_pointer, fake_stream
+from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey, why_impossible
 from mx_kernels.sm90.gemm_load import LoadRole, Loads
 from mx_kernels.sm90.gemm_mma import MmaRole
+from mx_kernels.sm90.gemm_role import Cta
 
 OUT_TYPES = {"bf16": BFloat16, "fp32": Float32}
-RAGGED = 1 << 30  # extent of the mode that moves a ragged view: more rows than any tensor has
 WARPGROUP = 128
-
-
-class Cta(NamedTuple):
-    """Where a CTA stands in its cluster, and who receives its multicasts."""
-
-    m: Int32
-    n: Int32
-    a_mask: Int32
-    b_mask: Int32
 
 
 class Registers(NamedTuple):
@@ -49,54 +36,106 @@ class Registers(NamedTuple):
 
     producer: int
     consumer: int
+    dequantizer: int = 0
 
 
-class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
+class GroupedGemm(LoadRole, MmaRole):
     """Kernel of one GemmKey. Compile an instance with `cute.compile`; every size is dynamic."""
 
     def __init__(self, key: GemmKey):
+        if (reason := why_impossible(key)) is not None:
+            raise ValueError(reason)
         self.key = key
         self.out_type = OUT_TYPES[key.out_dtype]
-        self.threads = (1 + CONSUMERS) * WARPGROUP
-        self.registers = Registers(producer=40, consumer=232)
+        self.threads = (1 + key.scaled + CONSUMERS) * WARPGROUP
+        self.registers = Registers(24, 216, 56) if key.scaled else Registers(40, 232)
+        self.element = Uint8 if key.scaled else BFloat16
         self.order = TileOrder(
             *key.tile.cluster_tile,
             tile_k=TILE_K,
             groups_along_k=key.groups_along_k,
             aligned=key.grouped and key.aligned,
             has_tail=key.has_tail,
+            skip_empty=key.accumulate,
             supergroup=key.tile.supergroup,
         )
 
-    @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, offs, out: cute.Tensor, clusters: Int32, stream):
-        """Launch `clusters` persistent clusters.
+    def build(self):
+        """Function and arguments for `jit.compiled`."""
+        element = fake_pointer(self.element, 16)
+        scale = fake_pointer(Uint8, 16) if self.key.scaled else None
+        offs = fake_pointer(Int32) if self.key.grouped else None
+        sizes = [Int32(1)] * 5
+        return (
+            self,
+            element,
+            scale,
+            element,
+            scale,
+            offs,
+            fake_pointer(self.out_type, 16),
+            *sizes,
+            fake_stream(),
+        )
 
-        Args:
-            a: (rows, K or N), contiguous rows.
-            b: (E, N, K) weights; wgrad: (rows, K).
-            offs: int32 (E,), or None for one group of all rows.
-            out: (rows, N or K); wgrad: (E, N, K).
-            clusters: persistent clusters to launch.
-            stream: where.
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Pointer,
+        a_scale: cute.Pointer | None,
+        b: cute.Pointer,
+        b_scale: cute.Pointer | None,
+        offs: cute.Pointer | None,
+        d: cute.Pointer,
+        rows: Int32,
+        n: Int32,
+        k: Int32,
+        groups: Int32,
+        clusters: Int32,
+        stream,
+    ):
+        """Launch `clusters` persistent clusters, no more than fit on the device at a time.
+
+        Operands are contiguous, codes are bytes; the weights are (groups, n, k) in every mode. Scales are blocked, or
+        None for BF16. offs: int32 (groups,), or None for one group of all rows.
         """
-        tile = self.key.tile
-        extent = self.extent(a, b, out)
-        a_layout = self.operand_layout(tile.tile_m, self.key.a_k_major, self.key.stages)
-        b_layout = self.operand_layout(tile.tile_n, self.key.b_k_major, self.key.stages)
-        store_layout = self.store_layout(CONSUMERS * STORE_STAGES)
-        a_load = self.make_load(self.a_view(a), tile.tile_m, self.key.a_k_major, tile.cluster_n)
-        b_load = self.make_load(self.b_view(b), tile.tile_n, self.key.b_k_major, tile.cluster_m)
+        key = self.key
+        tile = key.tile
+        extent, (mA, mB, mD) = gemm_tensors(key.mode, a, b, d, rows, n, k, groups)
+        a_load = self.make_load(mA, tile.tile_m, key.a_k_major, tile.cluster_n)
+        b_load = self.make_load(mB, tile.tile_n, key.b_k_major, tile.cluster_m)
         store, mD = cpasync.make_tiled_tma_atom(
             cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
-            if self.key.accumulate
+            if key.accumulate
             else cpasync.CopyBulkTensorTileS2GOp(),
-            self.d_view(out),
-            self.store_layout(1),
-            (STORE_ROWS, self.key.store_n, 1),
+            mD,
+            self.store_layout(key.store_rows, 3),
+            (key.store_rows, key.store_n, 1),
         )
+        a_tiles, b_tiles, dequantized, gOffs = None, None, None, None
+        if cutlass.const_expr(key.scaled):
+            a_row_tiles = cute.ceil_div(extent.m, 128)
+            if cutlass.const_expr(key.has_tail):
+                a_row_tiles = (rows + 127 * groups) // 128  # scales are ALIGNED, whatever the data's rows are
+            a_tiles = self.scale_tiles(a_scale, a_row_tiles, extent.k, 1)
+            b_tiles = self.scale_tiles(b_scale, cute.ceil_div(extent.n, 128), extent.k, groups)
+            dequantized = self.operand_layout(BFloat16, tile.tile_n, key.b_k_major, key.b_stages)
+        if cutlass.const_expr(key.grouped):
+            gOffs = cute.make_tensor(offs, cute.make_layout(groups))
         self.kernel(
-            a_load, b_load, store, mD, offs, extent, a_layout, b_layout, store_layout, self.tiled_mma()
+            a_load,
+            b_load,
+            a_tiles,
+            b_tiles,
+            store,
+            mD,
+            gOffs,
+            extent,
+            self.operand_layout(self.element, tile.tile_m, key.a_k_major, key.stages),
+            self.operand_layout(self.element, tile.tile_n, key.b_k_major, key.stages),
+            dequantized,
+            self.store_layout(CONSUMERS * STORE_BUFFER_ROWS, 2),
+            self.tiled_mma(),
         ).launch(
             grid=(tile.cluster_m, tile.cluster_n, clusters),
             block=(self.threads, 1, 1),
@@ -110,17 +149,21 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         self,
         a_load: Loads,
         b_load: Loads,
+        a_tiles,
+        b_tiles,
         store: cute.CopyAtom,
         mD: cute.Tensor,
         offs,
         extent: Extent,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
+        dequantized_layout,
         store_layout: cute.ComposedLayout,
         mma: cute.TiledMma,
     ):
         """One CTA: shared memory and barriers, then each warp takes its role."""
-        tile = self.key.tile
+        key = self.key
+        cluster_shape = (key.tile.cluster_m, key.tile.cluster_n)
         warp = arch.make_warp_uniform(arch.warp_idx())
         cta_x, cta_y, cluster = arch.block_idx()
         _, _, clusters = arch.grid_dim()
@@ -131,109 +174,96 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             cpasync.prefetch_descriptor(store)
 
         memory = SmemAllocator()
-        sA = memory.allocate_tensor(BFloat16, a_layout.outer, 1024, swizzle=a_layout.inner)
-        sB = memory.allocate_tensor(BFloat16, b_layout.outer, 1024, swizzle=b_layout.inner)
+        sA = memory.allocate_tensor(self.element, a_layout.outer, 1024, swizzle=a_layout.inner)
+        sB = memory.allocate_tensor(self.element, b_layout.outer, 1024, swizzle=b_layout.inner)
         sD = memory.allocate_tensor(self.out_type, store_layout.outer, 1024, swizzle=store_layout.inner)
-        sWork = memory.allocate_tensor(
-            Int32, cute.make_layout((len(Work._fields), SCHEDULE_STAGES), stride=(1, len(Work._fields))), 16
-        )
-        cta_layout = cute.make_layout((1, tile.cluster_m, tile.cluster_n, 1))
+        sSFA, sSFB, sDequantized = None, None, None
+        if cutlass.const_expr(key.scaled):
+            sDequantized = memory.allocate_tensor(
+                BFloat16, dequantized_layout.outer, 1024, swizzle=dequantized_layout.inner
+            )
+            sSFA = memory.allocate_tensor(
+                Uint8, cute.make_layout((SCALE_TILE, key.sfa_tiles, key.stages)), 128
+            )
+            sSFB = memory.allocate_tensor(
+                Uint8, cute.make_layout((SCALE_TILE, key.sfb_tiles, key.stages)), 128
+            )
+        sWork = memory.allocate_tensor(Int32, cute.make_layout((len(Work._fields), SCHEDULE_STAGES)), 16)
+        readers = (CONSUMERS + key.scaled) * WARPGROUP
         ab_pipe = pipeline.PipelineTmaAsync.create(
-            num_stages=self.key.stages,
+            num_stages=key.stages,
             producer_group=self.agents(1),
-            consumer_group=self.agents(CONSUMERS * WARPGROUP),
-            tx_count=self.key.stage_bytes,
-            cta_layout_vmnk=cta_layout,
+            consumer_group=self.agents(readers),
+            tx_count=key.stage_bytes,
+            cta_layout_vmnk=cute.make_layout((1, *cluster_shape, 1)),
             enable_multicast_signaling=True,
             defer_sync=True,
         )
         work_pipe = pipeline.PipelineAsync.create(
             num_stages=SCHEDULE_STAGES,
             producer_group=self.agents(1),
-            consumer_group=self.agents(1 + CONSUMERS * 4),
+            consumer_group=self.agents(1 + readers // 32),
             defer_sync=True,
         )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(tile.cluster_m, tile.cluster_n), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(tile.cluster_m, tile.cluster_n))
+        b_pipe = None
+        if cutlass.const_expr(key.scaled):
+            b_pipe = pipeline.PipelineAsync.create(
+                num_stages=key.b_stages,
+                producer_group=self.agents(4),
+                consumer_group=self.agents(CONSUMERS * 4),
+                defer_sync=True,
+            )
+        pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_shape, is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=cluster_shape)
 
         if warp < 4:
             arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
-                self.load(ab_pipe, work_pipe, sWork, sA, sB, a_load, b_load, extent, cta)
+                smem = (sA, sB, sSFA, sSFB)
+                self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, extent, cta)
             if warp == 1:
                 schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters)
-        else:
+        elif warp >= self.threads // 32 - CONSUMERS * 4:
             arch.setmaxregister_increase(self.registers.consumer)
-            self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, extent, cta)
+            if cutlass.const_expr(key.scaled):
+                self.consume_scaled(
+                    ab_pipe, b_pipe, work_pipe, sWork, sA, sSFA, sDequantized, sD, mma, store, mD, extent, cta
+                )
+            else:
+                self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, extent, cta)
+        else:
+            if cutlass.const_expr(key.scaled):
+                arch.setmaxregister_decrease(self.registers.dequantizer)
+                self.dequantize(ab_pipe, b_pipe, work_pipe, sWork, sB, sSFB, sDequantized)
 
     @cute.jit
-    def extent(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor) -> Extent:
-        """The sizes of one call."""
-        rows = a.shape[0]
-        if cutlass.const_expr(self.key.mode == "wgrad"):
-            return Extent(rows, a.shape[1], b.shape[1], rows, out.shape[0])
-        if cutlass.const_expr(self.key.mode == "dgrad"):
-            return Extent(rows, rows, b.shape[2], b.shape[1], b.shape[0])
-        return Extent(rows, rows, b.shape[1], b.shape[2], b.shape[0])
-
-    @cute.jit
-    def ragged_rows(self, x: cute.Tensor) -> cute.Tensor:
-        """x (rows, C) as (rows, C, RAGGED), so that one descriptor clips at the end of any range of rows.
-
-        Entry (rows - length + r, c, start + length) is row start + r: reads past the range's `length` rows fall past
-        the first mode and give zeros, and writes there are dropped.
-        """
-        stride = Int64(x.stride[0])
-        origin = x.iterator - Int64(x.shape[0]) * stride
+    def scale_tiles(self, scale: cute.Pointer, row_tiles: Int32, k: Int32, groups: Int32) -> cute.Tensor:
+        """Blocked scales as (512 bytes of a tile, R tiles, C tiles, groups)."""
+        column_tiles = cute.ceil_div(k, 128)
+        row_stride = Int64(column_tiles) * SCALE_TILE
+        stride = (1, row_stride, SCALE_TILE, row_stride * row_tiles)
         return cute.make_tensor(
-            origin.align(16), cute.make_layout((x.shape[0], x.shape[1], RAGGED), stride=(stride, 1, stride))
+            scale, cute.make_layout((SCALE_TILE, row_tiles, column_tiles, groups), stride=stride)
         )
 
-    @cute.jit
-    def a_view(self, a: cute.Tensor) -> cute.Tensor:
-        """A as (m, k, l), ragged along the rows."""
-        if cutlass.const_expr(self.key.groups_along_k):
-            return self.transposed(self.ragged_rows(a))
-        return self.ragged_rows(a)
+    def operand_layout(self, element, rows: int, k_major: bool, stages: int) -> cute.ComposedLayout:
+        """(rows, TILE_K, stages), swizzled over the whole of a row (K-major) or of 128 bytes of a K position."""
+        if k_major:
+            kind = SmemLayoutAtomKind.K_SW64 if element.width == 8 else SmemLayoutAtomKind.K_SW128
+        else:
+            kind = SmemLayoutAtomKind.MN_SW128
+        atom = warpgroup.make_smem_layout_atom(kind, element)
+        return cute.tile_to_shape(atom, (rows, TILE_K, stages), (0, 1, 2) if k_major else (1, 0, 2))
 
-    @cute.jit
-    def b_view(self, b: cute.Tensor) -> cute.Tensor:
-        """B as (n, k, l): ragged in wgrad, else l is the expert."""
-        if cutlass.const_expr(self.key.groups_along_k):
-            return self.transposed(self.ragged_rows(b))
-        view = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 2, 0]))
-        if cutlass.const_expr(self.key.mode == "dgrad"):
-            return self.transposed(view)
-        return view
-
-    @cute.jit
-    def d_view(self, out: cute.Tensor) -> cute.Tensor:
-        """D as (m, n, l): ragged along m, or in wgrad l is the expert."""
-        if cutlass.const_expr(self.key.groups_along_k):
-            return cute.make_tensor(out.iterator, cute.select(out.layout, mode=[1, 2, 0]))
-        return self.ragged_rows(out)
-
-    @cute.jit
-    def transposed(self, x: cute.Tensor) -> cute.Tensor:
-        return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
-
-    def operand_layout(self, rows: int, k_major: bool, stages: int) -> cute.ComposedLayout:
-        """(rows, TILE_K, stages) of BF16 with 128-byte swizzle, as wgmma descriptors want it."""
-        kind = SmemLayoutAtomKind.K_SW128 if k_major else SmemLayoutAtomKind.MN_SW128
-        order = (0, 1, 2) if k_major else (1, 0, 2)
-        return cute.tile_to_shape(
-            warpgroup.make_smem_layout_atom(kind, BFloat16), (rows, TILE_K, stages), order
-        )
-
-    def store_layout(self, buffers: int) -> cute.ComposedLayout:
-        """(64, store_n, buffers): slabs of the output, one swizzle row wide."""
+    def store_layout(self, rows: int, rank: int) -> cute.ComposedLayout:
+        """(rows, store_n) of the output, one swizzle row wide; rank 3: with a mode of one for the copy engine."""
         atom = warpgroup.make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.out_type)
-        return cute.tile_to_shape(atom, (STORE_ROWS, self.key.store_n, buffers), (0, 1, 2))
+        return cute.tile_to_shape(atom, (rows, self.key.store_n, 1)[:rank], (0, 1, 2)[:rank])
 
     def make_load(self, view: cute.Tensor, rows: int, k_major: bool, sharers: int) -> Loads:
         """TMA load of one (rows, TILE_K) tile, split among the `sharers` CTAs that all receive it."""
         op = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        layout = self.operand_layout(rows, k_major, 1)
+        layout = self.operand_layout(self.element, rows, k_major, 1)
         atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=sharers)
         return Loads(atom, tensor)
 
@@ -244,8 +274,8 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             BFloat16,
             Float32,
             (64, self.key.tile.tile_n, 16),
-            warpgroup.OperandSource.SMEM,
-            major[self.key.a_k_major],
+            warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
+            major[self.key.a_k_major or self.key.scaled],
             major[self.key.b_k_major],
         )
         return cute.make_tiled_mma(cute.make_mma_atom(op))

@@ -9,52 +9,60 @@ from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, cpasync, warpg
 from cutlass.cute.nvgpu.warp import StMatrix8x8x16bOp
 
 from mx_kernels.device.gemm_scheduler import UNIT, Extent, Work
-from mx_kernels.sm90.config import STORE_ROWS, STORE_STAGES
+from mx_kernels.sm90.config import MMA_ROWS
+from mx_kernels.sm90.gemm_role import GemmRole
 
 K_MAJOR = OperandMajorMode.K
 STORE_BARRIER = 1  # named barriers 1 and 2: one for each consumer warpgroup
 
 
-class EpilogueRole:
+class EpilogueRole(GemmRole):
     """Mixin of GroupedGemm.
 
     A slab is the 64 rows of one wgmma by one swizzle row of columns. The ragged descriptor drops what lies past the
-    group's end, the tensor's own edge what lies past N.
+    group's end, the tensor's own edge what lies past N. Where the rows of two wgmmas are interleaved (gemm_operands.py),
+    a slab holds both, and each accumulator row goes to its own place in it.
     """
 
     @cute.jit
     def store_tile(self, acc, work: Work, group: Int32, sD, store, mD, extent: Extent, cta):
-        """Store one warpgroup's accumulators. Leaves the last stores in flight."""
-        columns = self.key.store_n
-        blocks, slabs = self.key.rows_per_consumer // STORE_ROWS, self.key.tile.tile_n // columns
-        n_tile = work.n_tile * self.key.tile.cluster_n + cta.n
-        m_tile = work.m_tile * self.key.tile.cluster_m + cta.m
+        """Store one warpgroup's accumulators. Leaves the last stores in flight.
+
+        sD: (128, columns) of this warpgroup.
+        """
+        key = self.key
+        slabs_n = key.tile.tile_n // key.store_n
+        slabs_m = key.rows_per_consumer // key.store_rows
+        n_tile = work.n_tile * key.tile.cluster_n + cta.n
+        m_tile = work.m_tile * key.tile.cluster_m + cta.m
         gD = self.d_tiles(mD, work, extent)
-        values = 2 * 2 * (columns // 8)  # per thread and slab
-        for block in cutlass.range_constexpr(blocks):
-            for slab in cutlass.range_constexpr(slabs):
-                step = block * slabs + slab
-                sSlab = sD[(None, None, group * STORE_STAGES + step % STORE_STAGES)]
-                first = step * values
-                row = (m_tile * 2 + group) * blocks + block
-                self.store_slab(acc, first, group, sSlab, store, gD[(None, None, row, n_tile * slabs + slab)])
+        for m in cutlass.range_constexpr(slabs_m):
+            for n in cutlass.range_constexpr(slabs_n):
+                buffer = (m * slabs_n + n) % key.store_stages
+                sSlab = cute.local_tile(sD, (key.store_rows, key.store_n), (buffer, 0))
+                row = (m_tile * 2 + group) * slabs_m + m
+                self.store_slab(acc, m, n, group, sSlab, store, gD[(None, None, row, n_tile * slabs_n + n)])
 
     @cute.jit
-    def store_slab(self, acc, first: Constexpr[int], group: Int32, sSlab, store, gSlab):
-        """`acc[first:]` → one buffer → global memory."""
-        columns = self.key.store_n
+    def store_slab(self, acc, m: Constexpr[int], n: Constexpr[int], group: Int32, sSlab, store, gSlab):
+        """Slab (m, n) of the accumulators → one buffer → global memory."""
+        key = self.key
         barrier = pipeline.NamedBarrier(barrier_id=STORE_BARRIER + group, num_threads=128)
         leader = arch.make_warp_uniform(arch.warp_idx()) % 4 == 0
-        # The buffer is free once at most STORE_STAGES - 1 later stores are still reading theirs.
+        # The buffer is free once at most store_stages - 1 later stores are still reading theirs.
         if leader:
-            arch.cp_async_bulk_wait_group(STORE_STAGES - 1, read=True)
+            arch.cp_async_bulk_wait_group(key.store_stages - 1, read=True)
         barrier.arrive_and_wait()
-        values = cute.make_tensor(acc.iterator + first, cute.make_layout(2 * 2 * (columns // 8)))
-        rounded = cute.make_rmem_tensor(values.shape, self.out_type)
-        rounded.store(values.load().to(self.out_type))
         copy = self.slab_copy()
-        target = copy.get_slice(arch.thread_idx()[0] % 128).partition_D(sSlab)
-        cute.copy(copy, cute.make_tensor(rounded.iterator, cute.make_layout(target.shape)), target)
+        thread = copy.get_slice(arch.thread_idx()[0] % 128)
+        values = 2 * 2 * (key.store_n // 8)  # of a thread, for the 64 rows of one wgmma
+        for block in cutlass.range_constexpr(key.store_rows // MMA_ROWS):
+            first = (m * (key.store_rows // MMA_ROWS) + block) * (key.tile.tile_n // 2) + n * values
+            source = cute.make_tensor(acc.iterator + first, cute.make_layout(values))
+            rounded = cute.make_rmem_tensor(source.shape, self.out_type)
+            rounded.store(source.load().to(self.out_type))
+            target = thread.partition_D(self.mma_rows(sSlab, block))
+            cute.copy(copy, cute.make_tensor(rounded.iterator, cute.make_layout(target.shape)), target)
         arch.fence_proxy("async.shared", space="cta")
         barrier.arrive_and_wait()
         if leader:
@@ -64,10 +72,23 @@ class EpilogueRole:
             cute.copy(store, s, g)
             arch.cp_async_bulk_commit_group()
 
+    @cute.jit
+    def mma_rows(self, sSlab: cute.Tensor, block: Constexpr[int]) -> cute.Tensor:
+        """The slab's 64 rows that a wgmma's accumulators belong to, in the wgmma's own order."""
+        if cutlass.const_expr(not self.key.a_transposed):
+            return sSlab
+        rows = cute.make_layout((8, 2, 4), stride=(4, 1, 32))  # lane / 4, half of the 16 rows, warp
+        return cute.composition(cute.domain_offset((2 * block, 0), sSlab), (rows, None))
+
     def slab_copy(self) -> cute.TiledCopy:
-        """Accumulators of a 64-row slab, as one wgmma leaves them, to shared memory."""
+        """The accumulators of 64 rows, as one wgmma leaves them, to shared memory."""
         op = warpgroup.MmaF16BF16Op(
-            BFloat16, Float32, (STORE_ROWS, self.key.store_n, 16), warpgroup.OperandSource.SMEM, K_MAJOR, K_MAJOR
+            BFloat16,
+            Float32,
+            (MMA_ROWS, self.key.store_n, 16),
+            warpgroup.OperandSource.SMEM,
+            K_MAJOR,
+            K_MAJOR,
         )
         if self.out_type is BFloat16:
             atom = cute.make_copy_atom(StMatrix8x8x16bOp(transpose=False, num_matrices=4), BFloat16)
@@ -77,7 +98,7 @@ class EpilogueRole:
 
     @cute.jit
     def d_tiles(self, mD: cute.Tensor, work: Work, extent: Extent) -> cute.Tensor:
-        """The group's slabs: (64, columns, slabs along m, slabs along n). ALIGNED groups are written to whole units."""
+        """The group's slabs: (rows, columns, slabs along m, slabs along n). ALIGNED groups are written to whole units."""
         if cutlass.const_expr(self.key.groups_along_k):
             view = mD[(None, None, work.group)]
         else:
@@ -85,4 +106,4 @@ class EpilogueRole:
             if cutlass.const_expr(self.order.aligned):
                 length = cute.ceil_div(length, UNIT) * UNIT
             view = cute.domain_offset((extent.rows - length, 0), mD[(None, None, work.start + length)])
-        return cute.local_tile(view, (STORE_ROWS, self.key.store_n), (None, None))
+        return cute.local_tile(view, (self.key.store_rows, self.key.store_n), (None, None))

@@ -5,11 +5,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Constexpr, Int32
+from cutlass import Constexpr, Int32, Uint8
+from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
 
 from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
-from mx_kernels.sm90.config import TILE_K
+from mx_kernels.sm90.config import SCALE_TILE, TILE_K
+from mx_kernels.sm90.gemm_role import GemmRole
 
 
 class Loads(NamedTuple):
@@ -19,37 +21,73 @@ class Loads(NamedTuple):
     tensor: cute.Tensor
 
 
-class LoadRole:
+class LoadRole(GemmRole):
     """Mixin of GroupedGemm."""
 
     @cute.jit
-    def load(self, ab_pipe, work_pipe, sWork, sA, sB, a: Loads, b: Loads, extent: Extent, cta):
-        """Fill one stage per K tile of every tile of work."""
+    def load(
+        self, ab_pipe, work_pipe, sWork, smem, a: Loads, b: Loads, a_scale, b_scale, extent: Extent, cta
+    ):
+        """Fill one stage per K tile of every tile of work: A, B and, for MX operands, their scales.
+
+        smem: (sA, sB, sSFA, sSFB) with the stages last; a_scale, b_scale: `scale_view`s, or None.
+        """
+        sA, sB, sSFA, sSFB = smem
         tile = self.key.tile
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
-            gA = self.a_tiles(a.tensor, work, work.m_tile * tile.cluster_m + cta.m, extent)
-            gB = self.b_tiles(b.tensor, work, work.n_tile * tile.cluster_n + cta.n, extent)
+            m_tile = work.m_tile * tile.cluster_m + cta.m
+            n_tile = work.n_tile * tile.cluster_n + cta.n
+            gA = self.a_tiles(a.tensor, work, m_tile, extent)
+            gB = self.b_tiles(b.tensor, work, n_tile, extent)
             tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
             tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.producer_acquire(state)
                 full = ab_pipe.producer_get_barrier(state)
-                self.copy_tile(a.atom, tAgA[(None, k_tile)], tAsA[(None, state.index)], full, cta.a_mask, tile.cluster_n)
-                self.copy_tile(b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, cta.b_mask, tile.cluster_m)
+                self.copy_tile(
+                    a.atom, tAgA[(None, k_tile)], tAsA[(None, state.index)], full, cta.a_mask, tile.cluster_n
+                )
+                self.copy_tile(
+                    b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, cta.b_mask, tile.cluster_m
+                )
+                if cutlass.const_expr(self.key.scaled):
+                    # A tile of scales is 128 K positions wide and serves two K tiles.
+                    row, column, group = m_tile * self.key.sfa_tiles, k_tile // 2, Int32(0)
+                    if cutlass.const_expr(self.key.groups_along_k):
+                        column = column + work.unit
+                    else:
+                        row, group = row + work.unit, work.group
+                    self.copy_scales(a_scale, row, column, Int32(0), sSFA[(None, None, state.index)], full)
+                    row = n_tile * self.key.sfb_tiles
+                    self.copy_scales(b_scale, row, column, group, sSFB[(None, None, state.index)], full)
                 state.advance()
             work, work_state = next_work(work_pipe, work_state, sWork)
         # A CTA must not leave while its peers still signal its barriers.
         ab_pipe.producer_tail(state)
 
     @cute.jit
-    def copy_tile(self, atom, source: cute.Tensor, target: cute.Tensor, barrier, mask: Int32, sharers: Constexpr[int]):
+    def copy_tile(
+        self, atom, source: cute.Tensor, target: cute.Tensor, barrier, mask: Int32, sharers: Constexpr[int]
+    ):
         if cutlass.const_expr(sharers > 1):
             cute.copy(atom, source, target, tma_bar_ptr=barrier, mcast_mask=mask)
         else:
             cute.copy(atom, source, target, tma_bar_ptr=barrier)
+
+    @cute.jit
+    def copy_scales(
+        self, scales: cute.Tensor, row: Int32, column: Int32, group: Int32, target: cute.Tensor, barrier
+    ):
+        """Tiles of scales (row …, column) to one stage. Rows past the last tile belong to no output; any tile will do."""
+        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Uint8, num_bits_per_copy=SCALE_TILE * 8)
+        last = cute.size(scales, mode=[1]) - 1
+        for i in cutlass.range_constexpr(cute.size(target, mode=[1])):
+            tile = scales[(None, cutlass.min(row + i, last), column, group)]
+            with arch.elect_one():
+                cute.copy(atom, tile, target[(None, i)], mbar_ptr=barrier)
 
     @cute.jit
     def partition_load(self, atom, coord: Int32, sharers: Constexpr[int], s: cute.Tensor, g: cute.Tensor):
@@ -73,7 +111,9 @@ class LoadRole:
     def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32, extent: Extent) -> cute.Tensor:
         """The K tiles of B: (tile_n, TILE_K, K tiles). Ragged along K in wgrad, else the group's weights."""
         if cutlass.const_expr(self.key.groups_along_k):
-            view = cute.domain_offset((0, extent.rows - work.length), mB[(None, None, work.start + work.length)])
+            view = cute.domain_offset(
+                (0, extent.rows - work.length), mB[(None, None, work.start + work.length)]
+            )
         else:
             view = mB[(None, None, work.group)]
         return cute.local_tile(view, (self.key.tile.tile_n, TILE_K), (n_tile, None))

@@ -1,0 +1,98 @@
+"""The Hopper backend's grouped GEMM: checks what the kernel adds to the op's rules, picks the tile, launches."""
+
+import functools
+
+from mx_core import RowMap
+from torch import Tensor
+
+from mx_kernels import arch
+from mx_kernels.generic.backend import address, launch
+from mx_kernels.problem import GemmProblem, plain_format
+from mx_kernels.sm90 import config
+
+ALIGN_BYTES = 16  # the copy engine's unit: addresses and row pitches are multiples
+
+
+class GemmBackend:
+    """Mixin of the Hopper backend."""
+
+    def why_not_gemm(self, problem: GemmProblem) -> str | None:
+        """Why the kernel cannot run this GEMM."""
+        return config.why_impossible(_key(problem, config.TileConfig()))
+
+    def grouped_gemm(
+        self,
+        problem: GemmProblem,
+        a: Tensor,
+        a_scale: Tensor | None,
+        b: Tensor,
+        b_scale: Tensor | None,
+        offs: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See ops/gemm.py. Sizes beyond the op's rules: every row of a, b and out is a multiple of 16 bytes."""
+        rows, groups, n, k, shape = _sizes(problem, a, b, offs)
+        if out is None:
+            out = a.new_empty(shape, dtype=problem.out_dtype)
+        for name, x in (("a", a), ("b", b), ("out", out)):
+            if x.shape[-1] * x.element_size() % ALIGN_BYTES or x.data_ptr() % ALIGN_BYTES:
+                raise ValueError(
+                    f"{name}: expected rows and an address that are multiples of {ALIGN_BYTES} bytes on sm90, "
+                    f"got shape {tuple(x.shape)} of {x.dtype} at {x.data_ptr():#x}"
+                )
+        if out.numel() == 0:
+            return out
+        if rows == 0 or (problem.mode == "fprop" and k == 0) or (problem.mode == "dgrad" and n == 0):
+            return out if problem.accumulate else out.zero_()
+        tile = config.choose_tile(
+            problem.mode, problem.is_mx, rows, groups, n if problem.mode != "dgrad" else k
+        )
+        clusters = arch.num_sms(a.device) // tile.cluster_size
+        launch(
+            _kernel(problem, tile),
+            a.device,
+            address(a),
+            *((address(a_scale),) if a_scale is not None else ()),
+            address(b),
+            *((address(b_scale),) if b_scale is not None else ()),
+            *((address(offs),) if offs is not None else ()),
+            address(out),
+            rows,
+            n,
+            k,
+            groups,
+            clusters,
+        )
+        return out
+
+
+def _sizes(problem: GemmProblem, a: Tensor, b: Tensor, offs: Tensor | None):
+    """(rows, groups, N, K, shape of the result)."""
+    rows = a.shape[0]
+    if problem.mode == "wgrad":
+        groups, n, k = 1 if offs is None else offs.shape[0], a.shape[1], b.shape[1]
+        return rows, groups, n, k, (groups, n, k)
+    groups, n, k = b.shape
+    return rows, groups, n, k, (rows, n if problem.mode == "fprop" else k)
+
+
+def _key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:
+    return config.GemmKey(
+        problem.mode,
+        problem.a_format,
+        problem.b_format,
+        plain_format(problem.out_dtype),
+        problem.row_map is RowMap.ALIGNED,
+        problem.grouped,
+        problem.accumulate,
+        tile,
+    )
+
+
+@functools.cache
+def _kernel(problem: GemmProblem, tile: config.TileConfig):
+    from mx_kernels import jit
+    from mx_kernels.sm90.gemm import GroupedGemm
+
+    key = _key(problem, tile)
+    return jit.compiled(key, "sm_90a", GroupedGemm(key).build)

@@ -1,0 +1,203 @@
+"""MXFP8 operands on their way to wgmma: A into registers, B into shared memory, both as exact BF16.
+
+A needs no order of its own along K as long as B has the same one, so each thread reads what is cheap to read.
+
+K-major A (fprop, dgrad): wgmma wants of thread (i, j) = (lane / 4, lane % 4), for K slot 16s + 8h + 2j + p, the row i.
+It reads 16 consecutive codes of the row, those at 16j, and uses code 4s + 2h + p for that slot: `natural` K = 16j + 4s +
+2h + p sits in slot 16s + 8h + 2j + p, and the four K steps of a tile share one 16-byte load per row.
+
+MN-major A (wgrad): a word holds 4 consecutive rows at one K. The rows of a tile need no order either, as long as the
+epilogue knows it: row 4 (i + 8 warp) + 2t + h of a warpgroup's 128 stands in row (i + 8h) of the warp's part of wgmma t,
+so that a thread's four rows are the four codes of a word. K keeps its natural order.
+"""
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import BFloat16, Constexpr, Int32, Uint8, Uint32
+from cutlass.cute import arch
+
+from mx_kernels.device.gemm_scheduler import next_work
+from mx_kernels.device.wgmma_dequantize import dequantize_fp8x4, e8m0_to_f32, interleave_bytes
+from mx_kernels.sm90.config import MMA_ROWS, TILE_K
+from mx_kernels.sm90.gemm_role import GemmRole
+
+DEQUANTIZE_THREADS = 128
+
+
+class OperandRole(GemmRole):
+    """Mixin of GroupedGemm."""
+
+    # B: the dequantising warpgroup ------------------------------------------------------------------------------------
+
+    @cute.jit
+    def dequantize(
+        self, ab_pipe, b_pipe, work_pipe, sWork, sCodes: cute.Tensor, sScale: cute.Tensor, sB: cute.Tensor
+    ):
+        """Codes and scales of every stage → BF16 tiles of B, in the K order of A."""
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.key.stages)
+        b_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.b_stages)
+        work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
+        work, work_state = next_work(work_pipe, work_state, sWork)
+        while work.k_tiles >= 0:
+            for k_tile in cutlass.range(work.k_tiles, unroll=1):
+                ab_pipe.consumer_wait(state)
+                b_pipe.producer_acquire(b_state)
+                codes, scales = sCodes[(None, None, state.index)], sScale[(None, None, state.index)]
+                tile = sB[(None, None, b_state.index)]
+                first_block = k_tile % 2 * 2  # a tile of scales covers two K tiles
+                if cutlass.const_expr(self.key.b_k_major):
+                    self.dequantize_k_major(codes, scales, first_block, tile)
+                else:
+                    self.dequantize_mn_major(codes, scales, first_block, tile)
+                arch.fence_proxy("async.shared", space="cta")
+                arch.sync_warp()
+                ab_pipe.consumer_release(state)
+                with arch.elect_one():
+                    b_pipe.producer_commit(b_state)
+                state.advance()
+                b_state.advance()
+            work, work_state = next_work(work_pipe, work_state, sWork)
+
+    @cute.jit
+    def dequantize_k_major(
+        self, codes: cute.Tensor, scales: cute.Tensor, first_block: Int32, tile: cute.Tensor
+    ):
+        """A thread takes whole rows: 64 codes, two scales."""
+        fp8 = self.key.b_format.removeprefix("mxfp8_")
+        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
+        for step in cutlass.range_constexpr(self.key.tile.tile_n // DEQUANTIZE_THREADS):
+            row = thread + step * DEQUANTIZE_THREADS
+            scale = [e8m0_to_f32(self.scale_byte(scales, row, first_block + block)) for block in range(2)]
+            words = [self.load_words(self.vector(codes[(row, None)], 16, j), 16) for j in range(4)]
+            for s in cutlass.range_constexpr(4):
+                pairs = [dequantize_fp8x4(words[j][s], [scale[j // 2]] * 4, fp8) for j in range(4)]
+                for h in cutlass.range_constexpr(2):
+                    self.put_words(
+                        [pairs[j][h] for j in range(4)], self.vector(tile[(row, None)], 8, 2 * s + h)
+                    )
+
+    @cute.jit
+    def dequantize_mn_major(
+        self, codes: cute.Tensor, scales: cute.Tensor, first_block: Int32, tile: cute.Tensor
+    ):
+        """A thread takes 8 neighbouring rows at 8 K positions of one block: 8 scales; 16 threads cover 128 rows."""
+        fp8 = self.key.b_format.removeprefix("mxfp8_")
+        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
+        block, quarter = thread // 64, thread // 16 % 4
+        for step in cutlass.range_constexpr(self.key.tile.tile_n // 128):
+            row = thread % 16 * 8 + step * 128
+            scale = [e8m0_to_f32(self.scale_byte(scales, row + r, first_block + block)) for r in range(8)]
+            for i in cutlass.range_constexpr(8):
+                k = block * 32 + quarter + 4 * i
+                words = self.load_words(self.vector(codes[(None, k)], 8, row // 8), 8)
+                pairs = dequantize_fp8x4(words[0], scale[:4], fp8) + dequantize_fp8x4(
+                    words[1], scale[4:], fp8
+                )
+                self.put_words(pairs, self.vector(tile[(None, self.slot(k))], 8, row // 8))
+
+    @cute.jit
+    def slot(self, k: Int32) -> Int32:
+        """Where A's order puts position k of a K tile."""
+        if cutlass.const_expr(self.key.a_transposed):
+            return k
+        j, s, h, p = k // 16, k // 4 % 4, k // 2 % 2, k % 2
+        return 16 * s + 8 * h + 2 * j + p
+
+    # A: the consumers' own registers ----------------------------------------------------------------------------------
+
+    @cute.jit
+    def a_codes(self, codes: cute.Tensor):
+        """The thread's codes of one K tile, as words.
+
+        codes: (rows, TILE_K) of this warpgroup. K-major: 4 words for each (wgmma, row half). MN-major: one word for each
+        of the thread's 16 K positions.
+        """
+        lane, warp = arch.lane_idx(), arch.warp_idx() % 4
+        i, j = lane // 4, lane % 4
+        if cutlass.const_expr(self.key.a_transposed):
+            return [
+                self.load_words(self.vector(codes[(None, 16 * s + 8 * h + 2 * j + p)], 4, i + 8 * warp), 4)[0]
+                for s in range(4)
+                for h in range(2)
+                for p in range(2)
+            ]
+        return [
+            self.load_words(self.vector(codes[(MMA_ROWS * t + 16 * warp + 8 * half + i, None)], 16, j), 16)
+            for t in range(self.key.rows_per_consumer // MMA_ROWS)
+            for half in range(2)
+        ]
+
+    @cute.jit
+    def a_scales(self, scales: cute.Tensor, first_row: Int32, first_block: Int32):
+        """The thread's scales of one K tile. K-major: one for each (wgmma, row half), of the block that its codes lie in.
+        MN-major: four rows for each of the two blocks.
+        """
+        lane, warp = arch.lane_idx(), arch.warp_idx() % 4
+        i, j = lane // 4, lane % 4
+        if cutlass.const_expr(self.key.a_transposed):
+            row = first_row + 4 * (i + 8 * warp)
+            return [
+                [e8m0_to_f32(self.scale_byte(scales, row + r, first_block + block)) for r in range(4)]
+                for block in range(2)
+            ]
+        return [
+            e8m0_to_f32(
+                self.scale_byte(
+                    scales, first_row + MMA_ROWS * t + 16 * warp + 8 * half + i, first_block + j // 2
+                )
+            )
+            for t in range(self.key.rows_per_consumer // MMA_ROWS)
+            for half in range(2)
+        ]
+
+    @cute.jit
+    def a_fragment(self, codes, scales, fragment: cute.Tensor):
+        """Codes and scales → wgmma's A registers. fragment: words ((1, row half, K half), wgmma, K step)."""
+        fp8 = self.key.a_format.removeprefix("mxfp8_")
+        for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
+            for s in cutlass.range_constexpr(TILE_K // 16):
+                if cutlass.const_expr(not self.key.a_transposed):
+                    for half in cutlass.range_constexpr(2):
+                        pairs = dequantize_fp8x4(codes[2 * t + half][s], [scales[2 * t + half]] * 4, fp8)
+                        for h in cutlass.range_constexpr(2):
+                            fragment[((0, half, h), t, s)] = pairs[h]
+                else:
+                    for h in cutlass.range_constexpr(2):
+                        # Rows 2t and 2t + 1, each with its two K positions side by side.
+                        both = interleave_bytes(codes[4 * s + 2 * h], codes[4 * s + 2 * h + 1], upper=t == 1)
+                        first, second = scales[s // 2][2 * t], scales[s // 2][2 * t + 1]
+                        pairs = dequantize_fp8x4(both, [first, first, second, second], fp8)
+                        for half in cutlass.range_constexpr(2):
+                            fragment[((0, half, h), t, s)] = pairs[half]
+
+    # shared memory ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def scale_byte(self, scales: cute.Tensor, row: Int32, block: Int32) -> Uint32:
+        """scales: (512, tiles) bytes of one stage, blocked 128 x 4."""
+        return Uint32(scales[row % 32 * 16 + row % 128 // 32 * 4 + block, row // 128])
+
+    @cute.jit
+    def vector(self, x: cute.Tensor, count: Constexpr[int], index: Int32) -> cute.Tensor:
+        """The index-th `count` neighbouring elements of x."""
+        return cute.zipped_divide(x, (count,))[(None, index)]
+
+    @cute.jit
+    def load_words(self, source: cute.Tensor, count: Constexpr[int]):
+        """`count` neighbouring bytes as one load."""
+        copied = cute.make_rmem_tensor((count,), Uint8)
+        cute.autovec_copy(source, copied)
+        words = cute.recast_tensor(copied, Uint32)
+        return [words[i] for i in range(count // 4)]
+
+    @cute.jit
+    def put_words(self, words, target: cute.Tensor):
+        """Words of two bf16 each to neighbouring elements, as one store."""
+        values = cute.make_rmem_tensor((len(words),), Uint32)
+        for i in cutlass.range_constexpr(len(words)):
+            values[i] = words[i]
+        cute.autovec_copy(cute.recast_tensor(values, BFloat16), target)
+
+
+assert TILE_K == 64, "the K orders above are those of a tile of 64"
