@@ -35,7 +35,7 @@ def _quantized(x: Tensor, axis: int, problem) -> tuple[Tensor, Tensor]:
 
 
 class CpuBackend:
-    """See the module."""
+    """See the module. Without grad: the ops have formulas of their own, or none."""
 
     name = "cpu"
 
@@ -43,6 +43,7 @@ class CpuBackend:
         """It takes every problem; the registry has seen to it that these are CPU tensors."""
         return None
 
+    @torch.no_grad()
     def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
         if offs is not None and problem.orientation == "row" and problem.row_map is RowMap.COMPACT:
             return self._quantize_compact(problem, x, offs)
@@ -59,6 +60,7 @@ class CpuBackend:
         scale = mx.scale if problem.layout is ScaleLayout.LINEAR else align_rows(mx.scale, offs)
         return mx.data, to_layout(scale, problem.layout)
 
+    @torch.no_grad()
     def gather_quantize(
         self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
@@ -70,22 +72,27 @@ class CpuBackend:
             rows = rows.to(torch.float32) * slot_weights[:, None]
         return *row, *_quantized(rows, -2, problem)
 
+    @torch.no_grad()
     def route(self, problem: RouteProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return reference.route(topk_ids, problem.num_experts)
 
+    @torch.no_grad()
     def slot_weights(
         self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
     ) -> Tensor:
         return reference.slot_weights(weights, slot_of, rows)
 
+    @torch.no_grad()
     def gather(self, problem: GatherProblem, x: Tensor, token_of: Tensor) -> Tensor:
         return reference.gather(x, token_of)
 
+    @torch.no_grad()
     def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if problem.format is None:
             return reference.swiglu(h, offs)
         return _quantized(reference.swiglu(h, offs, out_dtype=torch.float32), -1, problem)
 
+    @torch.no_grad()
     def dswiglu(
         self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
     ) -> tuple[Tensor, ...]:
@@ -98,14 +105,17 @@ class CpuBackend:
         a = reference.swiglu(h, offs, out_dtype=torch.float32)
         return *row, *_quantized(dh, -2, problem), *_quantized(a, -2, problem), dw
 
+    @torch.no_grad()
     def combine(self, problem: CombineProblem, y: Tensor, slot_of: Tensor, weights: Tensor | None) -> Tensor:
         return reference.combine(y, slot_of, weights)
 
+    @torch.no_grad()
     def combine_backward(
         self, problem: CombineProblem, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         return reference.combine_backward(dout, y, slot_of, weights)
 
+    @torch.no_grad()
     def grouped_gemm(
         self,
         problem: GemmProblem,

@@ -107,7 +107,7 @@ def _check_equal(what: str, of_a: int, of_b: int) -> None:
 
 
 def _grouped_gemm(
-    mode,
+    gemm_mode,
     a,
     a_scale,
     a_format,
@@ -124,19 +124,19 @@ def _grouped_gemm(
         backend,
         a.device,
         GemmProblem,
-        mode,
+        gemm_mode,
         a_format,
         b_format,
         out_dtype,
         row_map,
         offs is not None,
     )
-    _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     return run(a, a_scale, b, b_scale, offs, None)
 
 
 def _grouped_gemm_fake(
-    mode,
+    gemm_mode,
     a,
     a_scale,
     a_format,
@@ -148,13 +148,13 @@ def _grouped_gemm_fake(
     row_map: Any = "aligned",
     backend="auto",
 ):
-    GemmProblem(mode, a_format, b_format, out_dtype, row_map, offs is not None)
-    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    GemmProblem(gemm_mode, a_format, b_format, out_dtype, row_map, offs is not None)
+    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     return a.new_empty(shape, dtype=out_dtype)
 
 
 def _grouped_gemm_out(
-    mode,
+    gemm_mode,
     a,
     a_scale,
     a_format,
@@ -169,15 +169,15 @@ def _grouped_gemm_out(
 ):
     run = registry.bind(
         "grouped_gemm", backend, a.device, GemmProblem,
-        mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate,
+        gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate,
     )  # fmt: skip
-    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
     run(a, a_scale, b, b_scale, offs, out)
 
 
 def _grouped_gemm_out_fake(
-    mode,
+    gemm_mode,
     a,
     a_scale,
     a_format,
@@ -190,13 +190,14 @@ def _grouped_gemm_out_fake(
     row_map: Any = "aligned",
     backend="auto",
 ):
-    GemmProblem(mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate)
-    shape = _checked_shape(mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    GemmProblem(gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate)
+    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
 
 
+#: `gemm_mode`, not `mode`: torch.compile wraps ops that write to an argument in one that has a `mode` of its own.
 _OPERANDS = (
-    "str mode, Tensor a, Tensor? a_scale, str a_format, Tensor b, Tensor? b_scale, str b_format, Tensor? offs"
+    "str gemm_mode, Tensor a, Tensor? a_scale, str a_format, Tensor b, Tensor? b_scale, str b_format, Tensor? offs"
 )
 define(
     f"grouped_gemm({_OPERANDS}, ScalarType out_dtype, str row_map='aligned', str backend='auto') -> Tensor",
