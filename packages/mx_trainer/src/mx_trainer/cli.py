@@ -1,6 +1,8 @@
 """`mx-train`, `mx-train compare` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
 
+import contextlib
 import difflib
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -95,19 +97,39 @@ def _guarded(prog: str, main: Callable[[], int]) -> int:
 
 def _parse(cls: type[T], args: list[str], prog: str, default: T | None = None) -> T:
     """Parse flags over `default`; an unknown one is refused with the nearest that exists."""
-    parsed, unknown = tyro.cli(
-        cls,
-        args=args,
-        prog=prog,
-        default=tyro.MISSING_NONPROP if default is None else default,
-        return_unknown_args=True,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed, unknown = tyro.cli(
+                cls,
+                args=args,
+                prog=prog,
+                default=tyro.MISSING_NONPROP if default is None else default,
+                return_unknown_args=True,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as error:
+        if not error.code:
+            raise  # --help
+        raise ConfigError(f"{_first_paragraph(complaint.getvalue())} ({prog} --help lists all)") from None
     if unknown:
         near = difflib.get_close_matches(unknown[0].split("=")[0], _flags(cls), n=1)
         hint = f", did you mean {near[0]}?" if near else ""
         raise ConfigError(f"unknown argument {unknown[0]!r}{hint} ({prog} --help lists all)")
     return parsed
+
+
+def _first_paragraph(box: str) -> str:
+    """The message in the frame that tyro draws (in ASCII where need be), as one line: it ends at a rule inside."""
+    words: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip().strip("│|+╰╯").strip()
+        if not text.strip("─-"):
+            if words:
+                break
+            continue
+        words.append(text)
+    return " ".join(words).rstrip(".")
 
 
 def _flags(cls: type) -> list[str]:

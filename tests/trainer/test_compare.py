@@ -1,0 +1,116 @@
+"""`mx-train compare`: the verdict on made-up curves, and a small real one with its control."""
+
+import json
+
+import pytest
+import torch
+from mx_kernels import RECIPES
+from mx_trainer.cli import train
+from mx_trainer.compare import Comparison, judge
+from mx_trainer.quant_error import KINDS, measure_quantization
+
+STEPS = (10, 20, 30, 40)
+
+
+def curve(*losses: float) -> list[dict]:
+    points = [{"step": s, "val_loss": v} for s, v in zip(STEPS, losses, strict=True)]
+    return [{"step": 5, "tokens_per_s": 100.0}, *points]
+
+
+def verdict(base: list[float], candidate: list[float], control: list[float] | None = None) -> Comparison:
+    records = {"bf16": [curve(9, 5, 4, v) for v in base], "mxfp8": [curve(3, 5, 4.2, v) for v in candidate]}
+    if control:
+        records["mxfp4"] = [curve(9, 5, 4, v) for v in control]
+    results, tolerance = judge(records, dict.fromkeys(records, 1 << 20), warmup=10)
+    return Comparison(results, tolerance, {}, None)
+
+
+def test_parity_within_half_a_percent():
+    c = verdict([2.0, 2.0], [2.009, 2.009])
+    assert c.tolerance_percent == pytest.approx(0.5)
+    assert c.results[1].difference_percent == pytest.approx(0.45)
+    assert c.results[1].parity
+    assert c.as_expected
+    assert not verdict([2.0, 2.0], [2.011, 2.011]).results[1].parity
+    assert not verdict([2.0, 2.0], [1.98, 1.98]).results[1].parity  # better is not the same either
+
+
+def test_parity_within_twice_the_seed_spread():
+    c = verdict([1.98, 2.02], [2.04, 2.04])
+    assert c.tolerance_percent == pytest.approx(2 * 100 * (0.02 * 2**0.5) / 2.0)
+    assert c.results[1].parity
+    assert not verdict([1.98, 2.02], [2.07, 2.07]).results[1].parity
+
+
+def test_largest_gap_leaves_the_warm_up_out():
+    c = verdict([2.0, 2.0], [2.0, 2.0])
+    assert c.results[1].largest_gap_percent == pytest.approx(5.0)  # 4.2 against 4, not 3 against 9
+    assert c.results[0].largest_gap_percent == 0
+
+
+def test_a_control_at_parity_is_a_failure():
+    assert verdict([2.0, 2.0], [2.0, 2.0], [2.1, 2.1]).as_expected
+    assert not verdict([2.0, 2.0], [2.0, 2.0], [2.005, 2.005]).as_expected
+    assert not verdict([2.0, 2.0], [2.0, 2.0], [1.9, 1.9]).as_expected
+    assert not verdict([2.0, 2.0], [2.1, 2.1], [2.1, 2.1]).as_expected
+
+
+def test_quantization_error_by_kind(small, make_trainer):
+    trainer = make_trainer(small)
+    tokens, targets = trainer.sampler.next_batch(4, trainer.device)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    fine = measure_quantization(trainer.model, tokens, targets, RECIPES["mxfp8"])
+    coarse = measure_quantization(trainer.model, tokens, targets, RECIPES["mxfp4"])
+    floor = measure_quantization(trainer.model, tokens, targets, RECIPES["mxfp8_floor"])
+    assert set(fine) == set(KINDS)
+    for kind in KINDS:
+        for axis in ("row", "column"):
+            assert 26 < getattr(fine[kind], axis).sqnr_db < 36, kind  # E4M3: 3 mantissa bits
+            assert 10 < getattr(coarse[kind], axis).sqnr_db < 22, kind
+            assert getattr(fine[kind], axis).saturation == 0
+    assert floor["x"].row.saturation > 0
+    assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+    assert all(p.grad is None for p in trainer.model.parameters())
+
+
+def test_a_small_comparison(tmp_path, capsys):
+    code = train(
+        ["compare", "--preset=smoke", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2"],
+    )
+    text = capsys.readouterr().out
+    folder = tmp_path / "c"
+    outcome = json.loads((folder / "results.json").read_text())
+    base, candidate, control = outcome["results"]
+    assert [r["precision"] for r in outcome["results"]] == ["bf16", "mxfp8", "mxfp4"]
+    assert candidate["parity"], outcome
+    assert not control["parity"], outcome
+    assert control["difference_percent"] > outcome["tolerance_percent"]
+    assert abs(candidate["difference_percent"]) < control["difference_percent"] / 2
+    assert outcome["as_expected"]
+    assert code == 0
+    assert len({*base["final_loss"], *candidate["final_loss"], *control["final_loss"]}) == 6
+    assert all(r["peak_memory"] > 50 << 20 and r["tokens_per_s"] > 0 for r in outcome["results"])
+    assert (folder / "comparison.png").stat().st_size > 20_000
+    table = (folder / "comparison.md").read_text()
+    assert "| mxfp8 |" in table
+    assert "is at parity with bf16" in table
+    assert "fails, as it must" in text
+    for precision in ("bf16", "mxfp8", "mxfp4"):
+        for seed in (0, 1):
+            assert (folder / f"{precision}-seed{seed}" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ("--seeds=1", "--seeds must be at least 2"),
+        ("--candidate=mxfp9", "--precision must be one of"),
+        ("--experts=1", "--experts must be at least --top-k"),
+    ],
+)
+def test_refusals(args, text, tmp_path, capsys):
+    assert train(["compare", args, f"--out={tmp_path / 'runs'}"]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
