@@ -1,0 +1,1 @@
+"""What translated PTX runs on: values, memories, warps, barriers, asynchronous units."""

@@ -1,0 +1,28 @@
+"""pytest fixtures. Load with `pytest_plugins = ["ptxsim.pytest_plugin"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from . import api
+
+
+@pytest.fixture
+def emulated_gpu() -> Iterator[Callable[..., api.GPU]]:
+    """A function that enters an emulated GPU for the rest of the test: `g = emulated_gpu("sm_100a", schedule="late")`."""
+    with ExitStack() as stack:
+
+        def enter(arch: str = "sm_100a", **options: Any) -> api.GPU:
+            return stack.enter_context(api.gpu(arch, **options))
+
+        yield enter
+
+
+@pytest.fixture(params=["early", "late", "random"])
+def schedule(request: pytest.FixtureRequest) -> str:
+    """Each of the three main schedules in turn."""
+    return request.param
