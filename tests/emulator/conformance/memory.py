@@ -82,7 +82,7 @@ _SHARED = {
     "v2.b16": "xor.b32 u, tx, 21; mul.lo.u32 s, u, 12; add.u32 s, s, smem; ld.shared.v2.b16 {h0,h1}, [s]; mov.b32 t0, {h1,h0}; st.global.b32 [w1], t0;",
     "v2.b64": "xor.b32 u, tx, 21; shl.b32 s, u, 4; add.u32 s, s, smem; ld.shared.v2.b64 {w2,w3}, [s]; add.s64 w2, w2, w3; st.global.b64 [w1], w2;",
     "generic": "shl.b32 s, tx, 4; add.u32 s, s, smem; cvt.u64.u32 w2, s; cvta.shared.u64 w2, w2; ld.v4.u32 {t0,t1,t2,t3}, [w2]; isspacep.shared p, w2; isspacep.global q, w2; selp.b32 t0, t0, 0, p; selp.b32 t1, 0, t1, q; st.global.v4.b32 [w1], {t0,t1,t2,t3};",
-    "v2.b8": "st.shared.b8 [smem+1], 7; bar.sync 0; mul.lo.u32 s, tx, 6; add.u32 s, s, smem; ld.shared.v2.b8 {h0,h1}, [s]; cvt.u32.u16 t0, h1; ld.shared.b8 h0, [s+5]; cvt.u32.u16 t1, h0; st.global.v2.b32 [w1], {t0,t1};",
+    "v2.b8": "setp.eq.u32 p, tx, 0; bar.sync 0; @p st.shared.b8 [smem+1], 7; bar.sync 0; mul.lo.u32 s, tx, 6; add.u32 s, s, smem; ld.shared.v2.b8 {h0,h1}, [s]; cvt.u32.u16 t0, h1; ld.shared.b8 h0, [s+5]; cvt.u32.u16 t1, h0; st.global.v2.b32 [w1], {t0,t1};",
     "broadcast": "ld.shared.v4.u32 {t0,t1,t2,t3}, [smem+48]; st.global.v4.b32 [w1], {t0,t1,t2,t3};",
     "predicated_store": "bar.sync 0; setp.gt.u32 p, tx, 99; shl.b32 s, tx, 2; add.u32 s, s, smem; @p st.shared.u16 [s+1024], tx; bar.sync 0; ld.shared.u32 t0, [s+1024]; st.global.b32 [w1], t0;",
     "one_lane_store": "bar.sync 0; setp.eq.u32 p, tx, 77; @p st.shared.u32 [smem], tx; bar.sync 0; ld.shared.u32 t0, [smem]; st.global.b32 [w1], t0;",

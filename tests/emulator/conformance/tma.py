@@ -235,8 +235,19 @@ def cases() -> list[Case]:
                 f"store.{name}", dtype, dims, box, swizzle, _storable(coordinates, box), mode="store"
             )
         )
-    for mode in ("load", "store"):
-        cases.append(_tensor_case(f"{mode}.3d.bf16.cached", "bf16", [64, 20, 6], [64, 5, 2], 3, [[0, 0, 0], [0, 15, 4]], mode=mode, cached=True))  # fmt: skip
+    cases += [
+        _tensor_case(
+            f"{m}.3d.bf16.cached",
+            "bf16",
+            [64, 20, 6],
+            [64, 5, 2],
+            3,
+            [[0, 0, 0], [0, 15, 4]],
+            mode=m,
+            cached=True,
+        )
+        for m in ("load", "store")
+    ]
     for dtype in ("f32", "f32ftz", "tf32", "tf32ftz"):
         where = [[0, 0], [32, 8], [48, 60], [-8, 3]]
         cases.append(_tensor_case(f"convert.{dtype}", dtype, [64, 64], [32, 8], 3, where, data="special"))

@@ -411,6 +411,28 @@ def reference(a: torch.Tensor, sfa: torch.Tensor, b: torch.Tensor, sfb: torch.Te
     return scaled[0] @ scaled[1].T
 
 
+def arguments(
+    a: torch.Tensor, sfa: torch.Tensor, b: torch.Tensor, sfb: torch.Tensor, max_ctas: int = 148
+) -> tuple[tuple, torch.Tensor]:
+    """What `BlockscaledGemm` is compiled for and called with, and its output d (M, N, 1), filled with NaN."""
+    from cutlass.cute.runtime import from_dlpack
+
+    def view(t: torch.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
+        tensor = from_dlpack(t.view(torch.uint8) if t.element_size() == 1 else t, assumed_align=16)
+        tensor.element_type = dtype
+        return tensor
+
+    d = torch.full((a.shape[0], b.shape[0], 1), float("nan"), dtype=torch.bfloat16, device=a.device)
+    operands = (
+        view(a.unsqueeze(-1), Float8E4M3FN),
+        view(blocked(sfa), Float8E8M0FNU),
+        view(b.unsqueeze(-1), Float8E4M3FN),
+        view(blocked(sfb), Float8E8M0FNU),
+        view(d, BFloat16),
+    )
+    return (*operands, Int32(max_ctas)), d
+
+
 def gemm(
     a: torch.Tensor,
     sfa: torch.Tensor,
@@ -420,24 +442,12 @@ def gemm(
     max_ctas: int = 148,
 ) -> torch.Tensor:
     """Compile for these tensors, run, and return d (M, N) bf16."""
-    from cutlass.cute.runtime import from_dlpack
-
-    def view(t: torch.Tensor, dtype: type[cutlass.Numeric]) -> cute.Tensor:
-        tensor = from_dlpack(t.view(torch.uint8) if t.element_size() == 1 else t, assumed_align=16)
-        tensor.element_type = dtype
-        return tensor
-
-    m, k, n = *a.shape, b.shape[0]
-    tile = kernel.tile_mnk
-    if m % tile[0] or n % tile[1] or k % tile[2]:
-        raise ValueError(f"expected M, N, K that are multiples of {tile}, got {(m, n, k)}")
-    d = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=a.device)
-    arguments = (
-        view(a.unsqueeze(-1), Float8E4M3FN), view(blocked(sfa), Float8E8M0FNU), view(b.unsqueeze(-1), Float8E4M3FN),
-        view(blocked(sfb), Float8E8M0FNU), view(d.unsqueeze(-1), BFloat16), Int32(max_ctas),
-    )  # fmt: skip
-    cute.compile(kernel, *arguments)(*arguments)
-    return d
+    mnk, tile = (a.shape[0], b.shape[0], a.shape[1]), kernel.tile_mnk
+    if any(x % t for x, t in zip(mnk, tile, strict=True)):
+        raise ValueError(f"expected M, N, K that are multiples of {tile}, got {mnk}")
+    values, d = arguments(a, sfa, b, sfb, max_ctas)
+    cute.compile(kernel, *values)(*values)
+    return d[..., 0]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ _ZERO = -(1 << 20)  # exponent of a zero: below every other, also after adding a
 _F32_MIN_EXPONENT = -126
 
 
-def wgmma_sum(
+def wgmma_step(
     a_MK: ArrayLike,
     b_NK: ArrayLike,
     c_MN: ArrayLike | None,
