@@ -62,10 +62,13 @@ class GPU:
 
     @contextmanager
     def call(self, args: Iterable[Any]) -> Iterator[None]:
-        """Tensors passed to the compiled function that is being called."""
+        """Tensors passed to the compiled function that is being called, and tensors whose address was passed."""
         found: buffers.Buffers = {}
+        args = list(args)
         buffers.collect(args, found)
-        self._calls.append(found)
+        # A tensor map may be based outside its tensor, so the kernel's parameters need not tell what it reaches.
+        addresses = (x.to_bytes(8, "little") for x in args if type(x) is int and 0 <= x < 1 << 63)
+        self._calls.append(buffers.resolve_pointers(b"".join(addresses), found) or found)
         try:
             yield
         finally:
