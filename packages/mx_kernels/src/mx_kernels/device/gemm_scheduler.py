@@ -21,6 +21,7 @@ from cutlass.cute import arch
 LANES = 32
 UNIT = 128  # rows: ALIGNED groups and the blocked scales of a group start at a multiple
 SCHEDULE_STAGES = 4
+WORK_WORDS = 8  # from one tile description to the next: whole 16-byte vectors, which is how the compiler reads them
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def schedule(
 ):
     """Walk the cluster's tiles `tile, tile + step, …` and announce each (one warp); ends with k_tiles = -1.
 
-    sWork: int32 (len(Work._fields), SCHEDULE_STAGES). offs: int32 (E,) or None for one group of all rows.
+    sWork: int32 (WORK_WORDS, SCHEDULE_STAGES). offs: int32 (E,) or None for one group of all rows.
     """
     n_tiles = cute.ceil_div(extent.n, order.tile_n)
     groups = extent.groups
@@ -117,8 +118,8 @@ def schedule(
         work = Work(k_tiles, m_tile, n_tile, first + lane, start, length, unit)
         pipe.producer_acquire(state)
         with arch.elect_one():
-            for field in cutlass.range_constexpr(len(Work._fields)):
-                sWork[field, state.index] = work[field]
+            for word in cutlass.range_constexpr(WORK_WORDS):
+                sWork[word, state.index] = work[word] if word < len(work) else Int32(0)
             pipe.producer_commit(state)
         state.advance()
         tile += step
