@@ -4,7 +4,7 @@ Nothing here imports the DSL, so a configuration is checked, and refused with it
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_100
 TMEM_COLUMNS = 512  # 128 lanes x 512 columns of 32 bits
@@ -69,7 +69,6 @@ class GemmKey:
     grouped: bool
     accumulate: bool
     tile: TileConfig
-    target: str = "sm_100a"
 
     def __post_init__(self) -> None:
         if (reason := why_impossible(self)) is not None:
@@ -182,3 +181,49 @@ def why_impossible(key: GemmKey) -> str | None:
     if key.memory.stages < 3:
         return f"tile {tile}: {key.memory.stages} stages fit in shared memory, 3 are needed"
     return None
+
+
+# ------------------------------------------------------------------------------------------------ choice of a tile
+
+#: What a tuner may choose from. Clusters beyond one pair pay only where they do not strand SMs (a GPC's SMs are not a
+#: multiple of 4 CTAs): they are offered to `autotune`, not to the estimate.
+TILES = tuple(
+    TileConfig(tile_m, tile_n, cluster_m=tile_m // 128)
+    for tile_m in (256, 128)
+    for tile_n in (256, 192, 128, 64)
+)
+L2_BYTES_PER_CLOCK = 56  # what one SM draws from L2 while all do (13-17 TB/s on 148 SMs)
+SMEM_BYTES_PER_CLOCK = 128  # what the tensor core reads of its operands
+TILE_CLOCKS = 600  # of a tile's latency, what overlapping accumulators leave exposed
+
+
+def estimated_clocks(
+    tile: TileConfig, mode: str, a_format: str, rows: int, groups: int, n: int, k: int, sms: int
+) -> float:
+    """Projected clocks of a GEMM with equal groups: waves of tiles x the slowest of MMA, operand reads and loads.
+
+    Args:
+        tile: the candidate.
+        mode: "fprop", "dgrad" or "wgrad".
+        a_format: of the operands: BF16 MMAs take twice the clocks and bytes.
+        rows: rows of all groups together.
+        groups: how many.
+        n: columns of the output.
+        k: the other extent of the weights: reduced in fprop and dgrad, the output's rows in wgrad.
+        sms: multiprocessors.
+    """
+    group_rows = -(-rows // groups)
+    m, k = (k, group_rows) if mode == "wgrad" else (group_rows, k)
+    tile_m, tile_n = tile.cluster_tile
+    tiles = groups * -(-m // tile_m) * -(-n // tile_n)
+    waves = -(-tiles // (sms // tile.cluster_size))
+    bytes_k = ELEMENT_BYTES[a_format] * k
+    mma = bytes_k * tile.tile_n / 64
+    operands = bytes_k * (128 + tile.tile_n / tile.pair)
+    return waves * (max(mma, operands / SMEM_BYTES_PER_CLOCK, operands / L2_BYTES_PER_CLOCK) + TILE_CLOCKS)
+
+
+@lru_cache(maxsize=1024)
+def choose_tile(mode: str, a_format: str, rows: int, groups: int, n: int, k: int, sms: int) -> TileConfig:
+    """The tile with the smallest estimate; arguments as `estimated_clocks`."""
+    return min(TILES, key=lambda tile: estimated_clocks(tile, mode, a_format, rows, groups, n, k, sms))

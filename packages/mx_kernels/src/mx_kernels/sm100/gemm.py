@@ -23,10 +23,8 @@ One persistent CTA of seven warps per SM; warps talk through mbarrier pipelines 
 | ab       | stages of A, B, SFA, SFB      | all TMA bytes have landed (of both CTAs of a pair, on the leader's barrier) | the MMAs that read it are done, in every CTA that shares the multicast |
 | acc      | accumulators in TMEM          | all MMAs of the tile are done     | the epilogue warps (of both CTAs of a pair) have read the columns the next MMA writes |
 
-Ragged operands. One TMA descriptor serves all groups: a (rows, cols) matrix is described as (rows, cols, 2^30) with the
-row stride in the first and last mode, based one whole matrix earlier. Row r of the group that ends at row e is then
-(rows - length + r, col, e): past the group's last row the first coordinate leaves the descriptor's bounds, so loads
-read zeros and stores are clipped, at every row, without a descriptor per group. (The trick is known from Triton's ragged TMA.)
+One descriptor of a ragged operand serves all groups: see device/gemm_tensors.py. Loads give zeros past a group's last row,
+and stores are clipped there, so COMPACT and ALIGNED rows differ in the scheduler's `start` only.
 """
 
 from typing import NamedTuple
@@ -34,13 +32,15 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Boolean, Constexpr, Float8E8M0FNU, Float32, Int16, Int32, Int64, Uint32
+from cutlass import Boolean, Constexpr, Float8E8M0FNU, Float32, Int16, Int32, Int64, Uint8, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.utils import blackwell_helpers
 
-from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, Extent, TileOrder, Work, schedule
+from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, TileOrder, schedule
+from mx_kernels.device.gemm_tensors import gemm_tensors
+from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.sm100.config import TMEM_COLUMNS, GemmKey
 from mx_kernels.sm100.epilogue import EpilogueRole
 from mx_kernels.sm100.layouts import EPILOGUE_WARPS, WARP_ROWS
@@ -66,7 +66,7 @@ class CtaCoord(NamedTuple):
 
 
 class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
-    """Compile with `cute.compile(GroupedGemm(key), …)`; see `__call__` for the arguments."""
+    """The kernel of one GemmKey; `build` gives what compiles it, `__call__` says what the compiled function takes."""
 
     def __init__(self, key: GemmKey):
         super().__init__(key)
@@ -79,6 +79,13 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             skip_empty=key.accumulate,
             supergroup=key.tile.supergroup,
         )
+
+    def build(self):
+        """Function and arguments for `jit.compiled`."""
+        scale = fake_pointer(Uint8, 16) if self.key.scaled else None
+        offs = fake_pointer(Int32) if self.key.grouped else None
+        a, b, out = (fake_pointer(dtype, 16) for dtype in (self.a_type, self.b_type, self.out_type))
+        return self, a, scale, b, scale, offs, out, *[Int32(1)] * 5, fake_stream()
 
     @cute.jit
     def __call__(
@@ -101,8 +108,7 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         `rows`, `n` and `k` are the extents as the operator's table names them: the weights are (groups, n, k) in
         every mode. Scales are blocked, or None for bf16; offs is None for the dense case.
         """
-        extent, tensors = self.gemm_tensors(a, b, d, rows, n, k, groups)
-        mA, mB, mD = tensors
+        extent, (mA, mB, mD) = gemm_tensors(self.key.mode, a, b, d, rows, n, k, groups)
         mma = self.make_mma()
         vmnk = self.cluster_layout(mma)
         op_a = blackwell_helpers.cluster_shape_to_tma_atom_A(self.cluster_shape, mma.thr_id)
@@ -140,49 +146,6 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
     # ---------------------------------------------------------------- host side: tensors, layouts, descriptors
 
     @cute.jit
-    def gemm_tensors(self, a, b, d, rows: Int32, n: Int32, k: Int32, groups: Int32):
-        """The operands as (m, k, L), (n, k, L) and (m, n, L), and their extents."""
-        if cutlass.const_expr(self.key.mode == "fprop"):
-            mA = self.ragged(a, rows, k, 0)
-            mB = self.matrices(b, n, k, groups, (1, 0))
-            mD = self.ragged(d, rows, n, 0)
-            extent = Extent(rows, rows, n, k, groups)
-        elif cutlass.const_expr(self.key.mode == "dgrad"):
-            mA = self.ragged(a, rows, n, 0)
-            mB = self.matrices(b, n, k, groups, (0, 1))
-            mD = self.ragged(d, rows, k, 0)
-            extent = Extent(rows, rows, k, n, groups)
-        else:
-            mA = self.ragged(a, rows, n, 1)
-            mB = self.ragged(b, rows, k, 1)
-            mD = self.matrices(d, n, k, groups, (1, 0))
-            extent = Extent(rows, n, k, rows, groups)
-        return extent, (mA, mB, mD)
-
-    @cute.jit
-    def ragged(self, data, rows: Int32, columns: Int32, row_mode: Constexpr[int]) -> cute.Tensor:
-        """A row-major (rows, columns) matrix whose groups are reached by one descriptor (see the module's docstring)."""
-        pitch = cute.assume(Int64(columns), divby=16)
-        base = data - pitch * rows
-        if cutlass.const_expr(row_mode == 0):
-            return cute.make_tensor(
-                base, cute.make_layout((rows, columns, 1 << 30), stride=(pitch, 1, pitch))
-            )
-        return cute.make_tensor(base, cute.make_layout((columns, rows, 1 << 30), stride=(1, pitch, pitch)))
-
-    @cute.jit
-    def matrices(self, data, rows: Int32, columns: Int32, groups: Int32, order: Constexpr) -> cute.Tensor:
-        """`groups` row-major (rows, columns) matrices; `order` (0, 1) puts the columns first."""
-        pitch = cute.assume(Int64(columns), divby=16)
-        if cutlass.const_expr(order == (1, 0)):
-            return cute.make_tensor(
-                data, cute.make_layout((rows, columns, groups), stride=(pitch, 1, pitch * rows))
-            )
-        return cute.make_tensor(
-            data, cute.make_layout((columns, rows, groups), stride=(1, pitch, pitch * rows))
-        )
-
-    @cute.jit
     def scale_load(
         self, data, row_tiles, column_tiles, groups, box_rows: Constexpr[int], sharers: Constexpr[int]
     ):
@@ -211,7 +174,7 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         vmnk = self.cluster_layout(mma)
         cta = self.cta_coord(vmnk)
         smem = SmemAllocator()
-        sWork = smem.allocate_tensor(Int32, cute.make_layout((len(Work._fields), SCHEDULE_STAGES)), 16)
+        sWork = smem.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, SCHEDULE_STAGES)), 16)
         sA, sB, sD = self.allocate_operands(smem, mma)
         sSFA, sSFB, sSFA_mma, sSFB_mma = self.allocate_scales(smem, mma)
         ab_pipe, acc_pipe, work_pipe = self.make_pipelines(vmnk)
@@ -223,6 +186,11 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         pipeline.pipeline_init_arrive(shape, is_relaxed=True)
         pipeline.pipeline_init_wait(shape)
 
+        if warp == LOAD_WARP:
+            for load in loads:
+                if cutlass.const_expr(load is not None):
+                    cpasync.prefetch_descriptor(load.atom)
+            cpasync.prefetch_descriptor(store_d)
         if warp == SCHEDULER_WARP:
             _, _, cluster = arch.block_idx()
             _, _, clusters = arch.grid_dim()

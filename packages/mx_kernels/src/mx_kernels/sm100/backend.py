@@ -1,0 +1,116 @@
+"""The Blackwell backend: the memory-bound ops of generic/, and the grouped GEMM of this folder."""
+
+import contextlib
+import functools
+from collections.abc import Generator
+
+import torch
+from mx_core import RowMap
+from torch import Tensor
+
+from mx_kernels import arch
+from mx_kernels.generic.backend import MemoryBoundBackend, address, launch
+from mx_kernels.problem import GemmProblem, Problem, plain_format
+from mx_kernels.sm100 import config
+
+ALIGN_BYTES = 16  # the copy engine's unit: addresses and row pitches are multiples
+
+_forced: config.TileConfig | None = None
+
+
+@contextlib.contextmanager
+def forced_tile(tile: config.TileConfig) -> Generator[None]:
+    """Use this tile for every GEMM in the block instead of the estimate's: for tuners and tests."""
+    global _forced
+    before, _forced = _forced, tile
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+class Sm100Backend(MemoryBoundBackend):
+    """See the module."""
+
+    name = "sm100"
+    targets = ("sm_100a", "sm_103a")
+
+    def why_not(self, problem: Problem, device: torch.device) -> str | None:
+        """Why this backend cannot run the problem on this device."""
+        if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 12:
+            return f"needs tcgen05 tensor cores, which {arch.describe(device)} does not have"
+        reason = super().why_not(problem, device)
+        if reason is None and isinstance(problem, GemmProblem):
+            return config.why_impossible(problem_key(problem, config.TILES[0]))
+        return reason
+
+    def grouped_gemm(
+        self,
+        problem: GemmProblem,
+        a: Tensor,
+        a_scale: Tensor | None,
+        b: Tensor,
+        b_scale: Tensor | None,
+        offs: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See ops/gemm.py. Beyond the op's rules, rows of a, b and out must be multiples of 16 bytes."""
+        rows, groups, n, k, shape = _sizes(problem, a, b, offs)
+        if out is None:
+            out = a.new_empty(shape, dtype=problem.out_dtype)
+        for name, x in (("a", a), ("b", b), ("out", out)):
+            if x.shape[-1] * x.element_size() % ALIGN_BYTES or x.data_ptr() % ALIGN_BYTES:
+                raise ValueError(
+                    f"{name}: expected rows and an address that are multiples of {ALIGN_BYTES} bytes on sm100, "
+                    f"got shape {tuple(x.shape)} of {x.dtype} at {x.data_ptr():#x}"
+                )
+        if out.numel() == 0:
+            return out
+        if rows == 0 or a.numel() == 0:  # nothing to sum
+            return out if problem.accumulate else out.zero_()
+        sms = arch.num_sms(a.device)
+        columns, other = (n, k) if problem.mode == "fprop" else (k, n)
+        tile = _forced or config.choose_tile(
+            problem.mode, problem.a_format, rows, groups, columns, other, sms
+        )
+        pointers = [address(x) for x in (a, a_scale, b, b_scale, offs, out) if x is not None]
+        clusters = max(sms // tile.cluster_size, 1)
+        kernel = _kernel(problem, tile, arch.target_of(a.device), arch.active_emulation())
+        launch(kernel, a.device, *pointers, rows, n, k, groups, clusters)
+        return out
+
+
+def _sizes(problem: GemmProblem, a: Tensor, b: Tensor, offs: Tensor | None):
+    """(rows, groups, N, K, shape of the result)."""
+    rows = a.shape[0]
+    if problem.mode == "wgrad":
+        groups, n, k = 1 if offs is None else offs.shape[0], a.shape[1], b.shape[1]
+        return rows, groups, n, k, (groups, n, k)
+    groups, n, k = b.shape
+    return rows, groups, n, k, (rows, n if problem.mode == "fprop" else k)
+
+
+def problem_key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:
+    """What the kernel of this problem is compiled from."""
+    return config.GemmKey(
+        problem.mode,
+        problem.a_format,
+        problem.b_format,
+        plain_format(problem.out_dtype),
+        problem.row_map is RowMap.ALIGNED,
+        problem.grouped,
+        problem.accumulate,
+        tile,
+    )
+
+
+@functools.cache
+def _kernel(problem: GemmProblem, tile: config.TileConfig, target: str, emulation):
+    from mx_kernels import jit
+    from mx_kernels.sm100.gemm import GroupedGemm
+
+    key = problem_key(problem, tile)
+    return jit.compiled(key, target, GroupedGemm(key).build)
+
+
+BACKEND = Sm100Backend()
