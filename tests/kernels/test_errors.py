@@ -38,7 +38,7 @@ def cases():
 
 @pytest.mark.parametrize(("op", "arguments"), cases())
 def test_bad_tensor(op: str, arguments: tuple) -> None:
-    with pytest.raises((TypeError, ValueError), match="expected .*, got "):
+    with pytest.raises((TypeError, ValueError), match=r"expected .*, got "):
         getattr(torch.ops.mx, op)(*arguments)
 
 
@@ -52,10 +52,10 @@ def is_mx_name(argument: object) -> bool:
 def test_bad_name_is_refused_by_op_and_by_fake(op: str) -> None:
     arguments = list(next(arguments for arguments in SAMPLES[op] if any(map(is_mx_name, arguments))))
     arguments[next(i for i, a in enumerate(arguments) if is_mx_name(a))] = "mxfp3"
-    with pytest.raises(ValueError, match="expected one of .*mxfp8_e4m3.*, got 'mxfp3'"):
+    with pytest.raises(ValueError, match=r"expected one of .*mxfp8_e4m3.*, got 'mxfp3'"):
         getattr(torch.ops.mx, op)(*arguments)
     meta = [a.to(META) if isinstance(a, torch.Tensor) else a for a in arguments]
-    with pytest.raises(ValueError, match="expected one of .*mxfp8_e4m3.*, got 'mxfp3'"):
+    with pytest.raises(ValueError, match=r"expected one of .*mxfp8_e4m3.*, got 'mxfp3'"):
         getattr(torch.ops.mx, op)(*meta)
 
 
@@ -65,12 +65,12 @@ def test_tensors_on_two_devices() -> None:
         ids = torch.empty(8, 2, dtype=torch.int64)
         token_of = torch.empty(256, dtype=torch.int32)
         offs = torch.empty(2, dtype=torch.int32)
+        w1, w2 = torch.empty(2, 64, 32, device="cuda"), torch.empty(2, 32, 32, device="cuda")
     with mode, pytest.raises(ValueError, match="offs: expected a tensor on cuda:0, got cpu"):
         mk.quantize_mx(x, offs=offs)
     with mode, pytest.raises(ValueError, match="token_of: expected a tensor on cuda:0, got cpu"):
         mk.gather(x, token_of)
     with mode, pytest.raises(ValueError, match="topk_ids: expected x's device"):
-        w1, w2 = torch.empty(2, 64, 32, device="cuda"), torch.empty(2, 32, 32, device="cuda")
         mk.moe_mlp(x, ids, ids.float(), w1, w2)
 
 
@@ -179,7 +179,7 @@ def test_bad_layer(change, error, text) -> None:
 def test_problems_check_themselves() -> None:
     with pytest.raises(ValueError, match="orientation: expected one of row, col, dual, got 'both'"):
         QuantizeProblem(torch.bfloat16, "mxfp8_e4m3", orientation="both")
-    with pytest.raises(ValueError, match="dtype: expected one of torch.bfloat16, torch.float32"):
+    with pytest.raises(ValueError, match=r"dtype: expected one of torch.bfloat16, torch.float32"):
         QuantizeProblem(torch.float16, "mxfp8_e4m3")
     with pytest.raises(ValueError, match="mode: expected one of fprop, dgrad, wgrad"):
         GemmProblem("forward", "bf16", "bf16", torch.bfloat16)

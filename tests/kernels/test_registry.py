@@ -161,7 +161,7 @@ def test_auto_trusts_sm100_only_after_its_selftest(gpu, backends, monkeypatch, t
     backends(sm100=FakeBackend("sm100"))
     monkeypatch.setenv("MX_CACHE_DIR", str(tmp_path))
     with pytest.raises(
-        mk.NoBackendError, match="self-test has not run on this machine .*mx-doctor --selftest"
+        mk.NoBackendError, match=r"self-test has not run on this machine .*mx-doctor --selftest"
     ):
         registry.choose("quantize", PROBLEM, CUDA)
     assert registry.choose("quantize", PROBLEM, CUDA, "sm100").name == "sm100"  # asked for by name
@@ -177,7 +177,7 @@ def test_auto_trusts_sm100_only_after_its_selftest(gpu, backends, monkeypatch, t
 
     monkeypatch.setattr(selftest_record, "driver_version", lambda: "999.1")  # a new driver: not yet tested
     selftest_record.why_not_trusted.cache_clear()
-    with pytest.raises(mk.NoBackendError, match="has not run on this machine .*driver 999.1"):
+    with pytest.raises(mk.NoBackendError, match=r"has not run on this machine .*driver 999.1"):
         registry.choose("quantize", PROBLEM, CUDA)
 
 
