@@ -1,7 +1,7 @@
 """Run every case on the GPU of this machine and store what it writes: `PYTHONPATH=tests python -m emulator.conformance.record`.
 
-Needs a GPU of capability 9.0, torch, ptxas or the driver's compiler, and the CuTe DSL for the class `dsl`. Each class runs in a process of its own, since
-a case that traps takes its context with it.
+Needs a GPU of capability 9.0, torch, ptxas or the driver's compiler, and the CuTe DSL for the class `dsl`. Each class runs
+in a process of its own: a case that traps takes its context with it, and the class is run again without that case.
 """
 
 from __future__ import annotations
@@ -39,38 +39,58 @@ def record_tensor_maps() -> None:
     print(f"tensor_maps: {len(raw)} maps, {path.stat().st_size} bytes", flush=True)
 
 
-def record(name: str) -> None:
-    """Record one class."""
+def record(name: str, skip: list[str]) -> None:
+    """Record one class; the name of each case is printed before it runs."""
     if name in OTHERS:
         OTHERS[name]()
         return
     from emulator.conformance.cuda_driver import Driver, assemble  # imports torch, touches the GPU
 
-    start, cases, driver = time.time(), CLASSES[name](), Driver()
+    start, driver = time.time(), Driver()
+    cases = [c for c in CLASSES[name]() if c.name not in skip]
     with ThreadPoolExecutor() as pool:
         images = list(pool.map(assemble, cases))
     stored = {}
     for case, image in zip(cases, images, strict=True):
-        try:
-            stored |= recorded.pack(case, driver.run(case, image))
-        except RuntimeError as error:
-            sys.exit(f"{case.name}: {error}")
+        print(f"case {case.name}", file=sys.stderr, flush=True)
+        stored |= recorded.pack(case, driver.run(case, image))
     path = recorded.save(name, stored)
     print(f"{name}: {len(cases)} cases, {path.stat().st_size} bytes, {time.time() - start:.1f} s", flush=True)
 
 
+def record_apart(name: str) -> list[str]:
+    """Record one class in a process of its own; returns the cases that failed there."""
+    failed: list[str] = []
+    while True:
+        command = [sys.executable, "-m", "emulator.conformance.record", "--in-process", name, *failed]
+        try:
+            done = subprocess.run(
+                command, stderr=subprocess.PIPE, text=True, timeout=CLASS_SECONDS, check=False
+            )
+            errors, code = done.stderr, done.returncode
+        except subprocess.TimeoutExpired as hang:
+            errors, code = (hang.stderr or b"").decode(), -1
+        if code == 0:
+            return failed
+        started = [line[5:] for line in errors.splitlines() if line.startswith("case ")]
+        print(f"{name}: {started[-1] if started else 'start'} failed: {errors[-300:]}", flush=True)
+        if not started or started[-1] in failed or len(failed) >= 6:
+            return [*failed, name]
+        failed.append(started[-1])
+
+
+CLASS_SECONDS = 120
 OTHERS = {"tensor_maps": record_tensor_maps, "dsl": record_dsl}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *CLASSES, *OTHERS], help="classes; all by default")
+    parser.add_argument(
+        "--in-process", action="store_true", help="one class here; further names are cases to leave out"
+    )
+    parser.add_argument("names", nargs="*", help=f"of {[*CLASSES, *OTHERS]}; all by default")
     args = parser.parse_args()
-    if len(args.names) == 1:
-        record(args.names[0])
+    if args.in_process:
+        record(args.names[0], args.names[1:])
     else:
-        failed = [
-            n
-            for n in args.names or CLASSES
-            if subprocess.run([sys.executable, "-m", __spec__.name, n]).returncode
-        ]
-        sys.exit(f"failed: {failed}" if failed else 0)
+        failures = [case for n in args.names or [*CLASSES, *OTHERS] for case in record_apart(n)]
+        sys.exit(f"failed: {failures}" if failures else 0)
