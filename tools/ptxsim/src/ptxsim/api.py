@@ -31,6 +31,7 @@ class GPU:
         self.capability = ARCHITECTURES[arch]
         self._calls: list[buffers.Buffers] = []
         self._registered: buffers.Buffers = {}
+        self._complete = False  # the call's arguments told all the memory there is
         self._stack: ExitStack | None = None
         self.on_launch: Callable[[str, str, LaunchConfig, bytes], None] | None = None
         """Called with PTX, kernel name, configuration and parameter bytes before each launch from host code."""
@@ -67,8 +68,10 @@ class GPU:
         args = list(args)
         buffers.collect(args, found)
         # A tensor map may be based outside its tensor, so the kernel's parameters need not tell what it reaches.
-        addresses = (x.to_bytes(8, "little") for x in args if type(x) is int and 0 <= x < 1 << 63)
-        self._calls.append(buffers.resolve_pointers(b"".join(addresses), found) or found)
+        addresses = b"".join(x.to_bytes(8, "little") for x in args if type(x) is int and 0 <= x < 1 << 63)
+        by_address = buffers.resolve_pointers(addresses, found) or found
+        self._complete = len(by_address) > len(found)
+        self._calls.append(by_address)
         try:
             yield
         finally:
@@ -93,7 +96,8 @@ class GPU:
         start = -raw.ctypes.data % 128
         raw[start : start + len(params)] = np.frombuffer(params, np.uint8)
         address = int(raw.ctypes.data + start)
-        found = buffers.resolve_pointers(params, {**known, **self._registered})
+        known = {**known, **self._registered}
+        found = known if self._complete and self._calls else buffers.resolve_pointers(params, known)
         if found is not None:
             found = dict(found)
             found["kernel parameters"] = (address, address + len(params) + 128)

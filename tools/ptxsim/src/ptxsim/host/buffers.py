@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..core.hostmem import MAPPINGS
@@ -57,6 +57,8 @@ def resolve_pointers(params: bytes, known: Buffers) -> Buffers | None:
         return known
     found = dict(known)
     for tensor in _live_tensors():
+        if not unknown:
+            break
         span = extent(tensor)
         if span is None:
             continue
@@ -80,8 +82,13 @@ def _mapped(address: int) -> bool:
     return MAPPINGS.contains(address, address + 1)
 
 
-def _live_tensors() -> list[Any]:
+def _live_tensors() -> Iterator[Any]:
+    """All tensors that Python knows, the youngest first: a call's arguments are rarely old."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return []
-    return [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.layout == torch.strided]
+        return
+    kinds = {torch.Tensor, *torch.Tensor.__subclasses__()}
+    for generation in range(3):
+        for x in gc.get_objects(generation):
+            if type(x) in kinds and x.layout == torch.strided:
+                yield x
