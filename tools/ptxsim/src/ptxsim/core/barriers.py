@@ -8,7 +8,8 @@ import numpy as np
 
 from ..errors import Fault
 from .memory import SHARED_WINDOW, shared_location, who
-from .order import BARRIER_OBJECT, NEVER, Clock
+from .order import Clock
+from .shadow import BARRIER_OBJECT, NEVER
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, Wait, Yield
 from .values import M32, Array, Mask, Value, count_lanes, first, lane, lanes, mask_bits, merge
 
@@ -131,10 +132,9 @@ def mbarrier_init(W: Warp, a: Value, count: Value, m: Mask, line: int) -> None:
         if n > 1:
             raise Fault(f"mbarrier.init by {n} lanes at once: {who(W, line)}")
         if cta.shadow:
-            index = slice(o // cta.granule, max((o + 8) // cta.granule, o // cta.granule + 1))
-            cta.shadow.write(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
-            if cta.granule <= 8:
-                cta.shadow.mark(index, BARRIER_OBJECT)
+            where = slice(o, o + 8)
+            cta.shadow.write(W.current(), 0, where, 8, W.actor, W.touch(line), line, W.name)
+            cta.shadow.mark(where, BARRIER_OBJECT)
         barrier = cta.mbarriers[o] = MBarrier(cta, o, c)
         W.touch(line)
         barrier.init_clock.v[0, W.actor] = len(W.log)
@@ -147,8 +147,8 @@ def mbarrier_invalidate(W: Warp, a: Value, m: Mask, line: int) -> None:
         cta, o = shared_location(W, _shared(address))
         barrier = cta.mbarriers.pop(o)
         cta.cluster.order.drop(barrier.gather, barrier.settled, barrier.init_clock)
-        if cta.shadow and cta.granule <= 8:
-            cta.shadow.mark(slice(o // cta.granule, (o + 8) // cta.granule), NEVER)
+        if cta.shadow:
+            cta.shadow.mark(slice(o, o + 8), NEVER)
 
 
 def mbarrier_expect_tx(W: Warp, a: Value, size: Value, m: Mask, line: int) -> None:

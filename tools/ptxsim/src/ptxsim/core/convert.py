@@ -93,17 +93,46 @@ def unpack_e8m0(packed: Value) -> Value:
     return r if type(packed) is Array else int(r[0])
 
 
+def nearest_bf16(x: Value) -> Value:
+    """f32 bits → bf16 bits, to nearest even: the conversion every bf16 epilogue is made of."""
+    if type(x) is not Array:
+        return 0x7FFF if x & 0x7FFFFFFF > 0x7F800000 else (x + 0x7FFF + (x >> 16 & 1)) >> 16
+    f = x.astype(np.uint32).view(np.float32)
+    r = f.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint64)
+    nan = f != f
+    return np.where(nan, U64(0x7FFF), r) if np.count_nonzero(nan) else r
+
+
+def _pack_bf16(high: Array, low: Array) -> Array:
+    pair = np.empty((32, 2), np.uint32)
+    pair[:, 0], pair[:, 1] = low, high
+    f = pair.view(np.float32)
+    r = f.astype(ml_dtypes.bfloat16).view(np.uint16)
+    nan = f != f
+    if np.count_nonzero(nan):
+        r[nan] = 0x7FFF
+    return r.view(np.uint32).astype(np.uint64).reshape(32)
+
+
 def pack_pair(dst: str, mode: str, opt: str, high: Value, low: Value) -> Value:
     """cvt.{f16x2,bf16x2}.f32: first operand to the high half."""
     ty = dst[:-2]
+    if ty == "bf16" and mode == "rn" and not opt:
+        if type(high) is Array and type(low) is Array:
+            return _pack_bf16(high, low)
+        return nearest_bf16(high) << 16 | nearest_bf16(low)
     h, lo = float_to_float(ty, "f32", mode, opt, high), float_to_float(ty, "f32", mode, opt, low)
     return h << 16 | lo
 
 
 def float_to_float(dst: str, src: str, mode: str | None, opt: str, a: Value) -> Value:
     """Between f16, bf16, f32, f64 (and f32 → tf32); `opt` letters: z ftz, s sat, r relu."""
+    if dst == "bf16" and src == "f32" and mode == "rn" and not opt:
+        return nearest_bf16(a)
     uniform = type(a) is not Array
     x = to_float(a, src)
+    if dst == "f32" and mode is None and not opt:  # widening is exact
+        return from_float(x.astype(np.float32), "f32", uniform)
     if "z" in opt and (src == "f32" or dst == "f32"):
         x = flush(x, src)
     if mode in _INTEGER_ROUND:

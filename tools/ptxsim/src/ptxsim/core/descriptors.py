@@ -64,13 +64,10 @@ def chunk_offsets(
 
 
 @lru_cache(maxsize=8192)
-def _indices(key: tuple, granule: int) -> tuple[Array, Array, int]:
-    """Chunk numbers, shadow indices and the end of an operand."""
+def _chunks(key: tuple) -> tuple[Array, Array, int]:
+    """Chunk numbers, flat byte offsets and the end of an operand."""
     offsets = chunk_offsets(*key)
-    index = offsets.reshape(-1) // granule
-    if granule < 16:
-        index = (index[:, None] + np.arange(16 // granule)).reshape(-1)
-    return offsets >> 4, index, int(offsets.max()) + 16
+    return offsets >> 4, offsets.reshape(-1), int(offsets.max()) + 16
 
 
 def read_operand(
@@ -83,7 +80,7 @@ def read_operand(
     element: int,
 ) -> Array:
     """Bytes of an operand, [rows, row_bytes], K-major."""
-    chunks, _, _ = _indices((descriptor, blackwell, mn_major, rows, row_bytes, element), cta.granule)
+    chunks, _, _ = _chunks((descriptor, blackwell, mn_major, rows, row_bytes, element))
     data = cta.chunks[chunks]
     if not mn_major:
         return data.reshape(rows, row_bytes)
@@ -106,13 +103,13 @@ def check_operand(
     accessor: str,
 ) -> None:
     """Bounds and ordering of a read through the async proxy."""
-    _, index, end = _indices((descriptor, blackwell, mn_major, rows, row_bytes, element), cta.granule)
+    _, offsets, end = _chunks((descriptor, blackwell, mn_major, rows, row_bytes, element))
     if end > cta.size:
         raise Fault(
             f"{accessor}, line {line}: matrix descriptor {descriptor:#x} reaches {end:#x}, beyond shared memory"
         )
     if cta.shadow:
-        cta.shadow.read(clock, 1, index, actor, epoch, line, accessor)
+        cta.shadow.read(clock, 1, offsets, 16, actor, epoch, line, accessor)
 
 
 def _table(dtype: type) -> Array:

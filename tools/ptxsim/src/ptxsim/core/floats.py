@@ -45,7 +45,7 @@ def from_float(f: Array, ty: str, uniform: bool) -> Value:
     f = np.asarray(f, dtype=floats)
     bits = f.view(ints)
     nan = f != f
-    if nan.any():
+    if np.count_nonzero(nan):
         bits = np.where(nan, ints(FORMATS[ty][3]), bits)
     return int(bits[0]) if uniform else bits.astype(np.uint64)
 
@@ -72,7 +72,7 @@ def round_odd(s: Array, e: Array) -> Array:
     """S + e rounded to odd in binary64."""
     bits = s.view(np.int64)
     inexact = (e != 0) & (bits & 1 == 0)
-    if not inexact.any():
+    if not np.count_nonzero(inexact):
         return s
     outward = (e > 0) == (s > 0)
     return np.where(inexact, (bits + np.where(outward, 1, -1)).view(np.float64), s)
@@ -98,7 +98,7 @@ def round_bits(x: Array, mantissa: int, min_exponent: int, mode: str, limit: flo
     scaled = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil, "rna": _round_away}[mode](scaled)
     r = np.where(np.isfinite(x), np.copysign(np.ldexp(scaled, quantum), x), x)
     over = np.isfinite(x) & (np.abs(r) >= limit)
-    if over.any():
+    if np.count_nonzero(over):
         largest = limit * (1 - 2.0 ** -(mantissa + 1))
         to_largest = {"rn": False, "rna": False, "rz": True, "rm": x > 0, "rp": x < 0}[mode]
         r = np.where(over, np.copysign(np.where(to_largest, largest, np.inf), x), r)
@@ -135,6 +135,11 @@ def _fma(a: Array, b: Array, c: Array, ty: str, mode: str) -> Array:
     if ty == "f64":
         return np.array([_fma64(*map(float, v)) for v in np.broadcast(a, b, c)])
     p, c = wide(a) * wide(b), wide(c)
+    if mode == "rn" and ty == "f32":
+        s = p + c
+        halfway = (s.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+        if not np.count_nonzero(halfway | (np.abs(s) < 2.0**-125)):
+            return s.astype(np.float32)  # rounding twice is harmless away from ties and subnormals
     s, e = two_sum(p, c)
     return round_to(_exact_zero(round_odd(s, e), mode, p, c), ty, mode)
 
@@ -237,7 +242,10 @@ def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
         return _halves(lambda *v: arithmetic(op, "f32", mode, opt, *v), 32, *args)
     if ty.endswith("16x2"):
         return _halves(lambda *v: arithmetic(op, ty[:-2], mode, opt, *v), 16, *args)
-    uniform = not any(type(a) is Array for a in args)
+    uniform = True
+    for a in args:
+        if type(a) is Array:
+            uniform = False
     x = [to_float(a, ty) for a in args]
     if "z" in opt:
         x = [flush(v, ty) for v in x]
@@ -259,7 +267,7 @@ def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
         raise AssertionError(op)
     if "z" in opt:
         r = flush(r, ty)
-    return from_float(clamp(r, opt), ty, uniform)
+    return from_float(clamp(r, opt) if opt else r, ty, uniform)
 
 
 def clamp(r: Array, opt: str) -> Array:

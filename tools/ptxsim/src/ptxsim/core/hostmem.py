@@ -126,7 +126,7 @@ class GlobalMemory:
 
     def check_lanes(self, addresses: Array, size: int, what: str, W: Warp, line: int) -> None:
         """All lanes: their span first, each address if that fails."""
-        low, high = int(addresses.min()), int(addresses.max()) + size
+        low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses)) + size
         try:
             self.check(low, high, what, W, line)
         except Fault:

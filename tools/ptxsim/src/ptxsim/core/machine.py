@@ -388,7 +388,7 @@ class Machine:
                 assert other.mask is not None
                 mask |= other.mask
                 groups.remove(other)
-            best.mask = None if mask.all() else mask
+            best.mask = None if np.count_nonzero(mask) == 32 else mask
         return best
 
     def _exit_group(self, W: Warp, group: Group) -> None:

@@ -52,7 +52,7 @@ def _by_cta(W: Warp, a: Array) -> list[tuple[CTA, Array, Array]]:
     """Lane-varying shared addresses grouped by CTA: (CTA, lane positions, offsets)."""
     ranks = a >> U64(RANK_SHIFT)
     offsets = (a & U64(OFFSET_MASK)).astype(np.int64)
-    if (ranks == ranks[0]).all():
+    if not np.count_nonzero(ranks != ranks[0]):
         return [(shared_location(W, int(a[0]))[0], slice(None), offsets)]
     out = []
     for r in np.unique(ranks):
@@ -62,21 +62,12 @@ def _by_cta(W: Warp, a: Array) -> list[tuple[CTA, Array, Array]]:
 
 
 def _check_shared_lanes(cta: CTA, offsets: Array, size: int, W: Warp, line: int, what: str) -> None:
-    if size > 1 and (offsets % size).any():
+    if size > 1 and np.count_nonzero(offsets & (size - 1)):
         bad = int(offsets[np.argmax(offsets % size != 0)])
         raise Fault(f"misaligned shared {what} of {size} bytes at {bad:#x}: {who(W, line)}")
-    top = int(offsets.max())
+    top = int(np.maximum.reduce(offsets))
     if top + size > cta.size:
         raise Fault(f"shared {what} at {top:#x} is beyond the {cta.size} bytes of {cta.name}: {who(W, line)}")
-
-
-def granules(cta: CTA, offsets: Array, size: int) -> Array:
-    """Shadow indices of accesses of `size` bytes at `offsets`."""
-    g = cta.granule
-    index = offsets // g
-    if size > g:
-        index = (index[:, None] + np.arange(size // g)).reshape(-1)
-    return index
 
 
 def load_shared(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[Value]:
@@ -85,9 +76,7 @@ def load_shared(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[
         cta, o = shared_location(W, a)
         _check_shared(cta, o, size, W, line, "load")
         if cta.shadow:
-            g = cta.granule
-            index = slice(o // g, (o + size) // g)
-            cta.shadow.read(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+            cta.shadow.read(W.current(), 0, slice(o, o + size), size, W.actor, W.touch(line), line, W.name)
         view, i = cta.views[nb], o // nb
         return [int(view[i + k]) for k in range(n)]
     active = a if m is None else a[m]
@@ -95,8 +84,7 @@ def load_shared(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[
     for cta, at, offsets in _by_cta(W, active):
         _check_shared_lanes(cta, offsets, size, W, line, "load")
         if cta.shadow:
-            index = granules(cta, offsets, size)
-            cta.shadow.read(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+            cta.shadow.read(W.current(), 0, offsets, size, W.actor, W.touch(line), line, W.name)
         if W.machine.trace:
             W.machine.trace.shared_access(W, offsets, size, line)
         base = offsets // nb
@@ -128,9 +116,7 @@ def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
         cta, o = shared_location(W, a)
         _check_shared(cta, o, size, W, line, "store")
         if cta.shadow:
-            g = cta.granule
-            index = slice(o // g, (o + size) // g)
-            cta.shadow.write(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+            cta.shadow.write(W.current(), 0, slice(o, o + size), size, W.actor, W.touch(line), line, W.name)
         view, i = cta.views[nb], o // nb
         for k, v in enumerate(values):
             if type(v) is Array:  # every lane writes the same place: the last one is kept
@@ -144,8 +130,7 @@ def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
     for cta, at, offsets in _by_cta(W, active):
         _check_shared_lanes(cta, offsets, size, W, line, "store")
         if cta.shadow:
-            index = granules(cta, offsets, size)
-            cta.shadow.write(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+            cta.shadow.write(W.current(), 0, offsets, size, W.actor, W.touch(line), line, W.name)
         if W.machine.trace:
             W.machine.trace.shared_access(W, offsets, size, line)
         base, view = offsets // nb, cta.views[nb]
@@ -163,7 +148,7 @@ def load_global(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[
         i, words = element(a, nb), MEMORY[nb]
         return [int(words[i + k]) for k in range(n)]
     active = a if m is None else a[m]
-    if (active % U64(size)).any():
+    if np.count_nonzero(active & U64(size - 1)):
         raise Fault(f"misaligned global load of {size} bytes: {who(W, line)}")
     memory.check_lanes(active, size, "load", W, line)
     i, words = element(active, nb).astype(np.int64), MEMORY[nb]
@@ -190,7 +175,7 @@ def store_global(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
     active = a if m is None else a[m]
     if not len(active):
         return
-    if (active % U64(size)).any():
+    if np.count_nonzero(active & U64(size - 1)):
         raise Fault(f"misaligned global store of {size} bytes: {who(W, line)}")
     memory.check_lanes(active, size, "store", W, line)
     i = element(active, nb).astype(np.int64)
@@ -302,8 +287,7 @@ def _matrix_rows(W: Warp, a: Value, n: int, line: int) -> tuple[CTA, Array]:
 def load_matrix(W: Warp, a: Value, n: int, trans: bool, line: int) -> list[Value]:
     cta, offsets = _matrix_rows(W, a, n, line)
     if cta.shadow:
-        index = granules(cta, offsets, 16)
-        cta.shadow.read(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+        cta.shadow.read(W.current(), 0, offsets, 16, W.actor, W.touch(line), line, W.name)
     tiles = cta.chunks[offsets // 16].view("<u2").reshape(n, 8, 8)
     if trans:
         tiles = tiles.transpose(0, 2, 1)
@@ -316,8 +300,7 @@ def store_matrix(W: Warp, a: Value, values: list[Value], trans: bool, line: int)
     n = len(values)
     cta, offsets = _matrix_rows(W, a, n, line)
     if cta.shadow:
-        index = granules(cta, offsets, 16)
-        cta.shadow.write(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+        cta.shadow.write(W.current(), 0, offsets, 16, W.actor, W.touch(line), line, W.name)
     tiles = np.zeros((n, 8, 8), np.uint16)
     for k, v in enumerate(values):
         tiles[k] = _fragment_to_tile(v)
@@ -385,9 +368,7 @@ def atomic(
             cta, o = shared_location(W, address)
             _check_shared(cta, o, nb, W, line, "atomic")
             if cta.shadow:
-                g = cta.granule
-                index = slice(o // g, (o + nb) // g)
-                cta.shadow.atomically(W.current(), index, W.actor, W.touch(line), line, W.name)
+                cta.shadow.atomically(W.current(), slice(o, o + nb), W.actor, W.touch(line), line, W.name)
             view, at = cta.views[nb], o // nb
         else:
             if address % nb:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .engine import Op, Pipe
-from .order import Clock, Order, Shadow
+from .order import Clock, Order
+from .shadow import Shadow, SharedShadow
 from .values import Array, Mask
 
 if TYPE_CHECKING:
@@ -57,17 +58,11 @@ class CTA:
             8: self.bytes.view("<u8"),
         }
         self.chunks = self.bytes.reshape(-1, 16)
-        self.granule = granule
-        self.shadow: Shadow | None = None
+        self.shadow: SharedShadow | None = None
         self.tmem_shadow: Shadow | None = None
         if machine.checks:
-            self.shadow = Shadow(
-                cluster.order,
-                size // granule,
-                f"shared memory of {self.name}",
-                lambda g: hex(g * granule),
-                machine.uninitialized,
-            )
+            what = f"shared memory of {self.name}"
+            self.shadow = SharedShadow(cluster.order, size, granule, what, machine.uninitialized)
         self._tmem: Array | None = None
         self.columns_used = np.zeros(TMEM_COLUMNS, bool)
         self.allocations: dict[int, int] = {}

@@ -444,16 +444,24 @@ def tc_mma(
     W.machine.engine.issue(run, line, stream.pipe)
 
 
+@lru_cache(maxsize=64)
+def _scratch(rows: int, n: int) -> tuple[Array, Array]:
+    """Work space for a product, in binary64 and in f32; one instruction runs at a time."""
+    return np.empty((rows, n)), np.empty((rows, n), np.float32)
+
+
 def _scaled_product(x: Array, y: Array, sa: Array, sb: Array, groups: int) -> Array:
     """Σ over scale groups of (x·y)·sa·sb; every scale is applied exactly."""
     step = x.shape[1] // groups
-    total = None
+    total, _ = _scratch(x.shape[0], y.shape[0])
     for g in range(groups):
-        part = x[:, g * step : (g + 1) * step] @ y[:, g * step : (g + 1) * step].T
-        part *= sa[:, g, None]
-        part *= sb[None, :, g]
-        total = part if total is None else total + part
-    assert total is not None
+        xg, yg = x[:, g * step : (g + 1) * step], y[:, g * step : (g + 1) * step]
+        # powers of two and e4m3 scales: scaling an operand by them is exact in binary64
+        xg, yg = xg * sa[:, g, None], yg * sb[:, g, None]
+        if g == 0:
+            np.matmul(xg, yg.T, out=total)
+        else:
+            total += xg @ yg.T
     return total
 
 
@@ -501,12 +509,14 @@ def _check_mma(
             cta, b, True, s.b_mn_major, s.rows_b, _K_BYTES, s.element, clock, actor, epoch, line, accessor
         )
         _ = cta.tmem
+        shadow = cta.tmem_shadow
         for start, n in reads:
             _check_columns(cta, start, n, "tcgen05.mma operand", W, line)
-            if cta.tmem_shadow:
-                cta.tmem_shadow.read(clock, 0, _columns(0, 3, start, n), actor, epoch, line, accessor)
-        if cta.tmem_shadow:
-            cta.tmem_shadow.write(clock, 0, _columns(0, 3, column, s.columns), actor, epoch, line, accessor)
+        if shadow and not shadow.repeated(actor, epoch, (column, s.columns, *reads)):
+            for start, n in reads:
+                shadow.read(clock, 0, _columns(0, 3, start, n), actor, epoch, line, accessor)
+            shadow.write(clock, 0, _columns(0, 3, column, s.columns), actor, epoch, line, accessor)
+            shadow.remember(actor, epoch, (column, s.columns, *reads))
 
 
 def _accumulate(
@@ -519,6 +529,7 @@ def _accumulate(
     exponent: int,
     keep: Array | None,
 ) -> None:
+    """D = product (+ D), rounded once; `product` may be overwritten."""
     for rows, first_n, n in s.parts:
         view = cta.tmem[:, column : column + n]
         part = product[:, first_n : first_n + n]
@@ -527,15 +538,16 @@ def _accumulate(
             new = (old + part.astype(np.int64)).astype(np.int32).view(np.uint32)
         else:
             if accumulate:
-                old = np.ascontiguousarray(view[rows]).view(np.float32)
-                part = part + (np.ldexp(old.astype(np.float64), -exponent) if exponent else old)
-            single = part.astype(np.float32)
+                old = view[rows].view(np.float32)
+                part += np.ldexp(old.astype(np.float64), -exponent) if exponent else old
+            _, single = _scratch(*part.shape)
+            single[...] = part
             new = single.view(np.uint32)
-            if np.isnan(single).any():
-                new = np.where(np.isnan(single), np.uint32(0x7FFFFFFF), new)
+            nan = single != single
+            if np.count_nonzero(nan):
+                new = np.where(nan, np.uint32(0x7FFFFFFF), new)
         if keep is not None:
-            lanes = np.arange(TMEM_LANES)[rows]
-            new = np.where(keep[lanes, None], new, view[rows])
+            new = np.where(keep[np.arange(TMEM_LANES)[rows], None], new, view[rows])
         view[rows] = new
 
 

@@ -144,8 +144,7 @@ def _words(W: Warp, space: str, address: int, line: int) -> np.ndarray:
     if space == "shared" or address >> 56 == SHARED_WINDOW >> 56:
         cta, o = shared_location(W, address - SHARED_WINDOW if address >> 56 else address)
         if cta.shadow:
-            index = slice(o // cta.granule, (o + 128) // cta.granule)
-            cta.shadow.write(W.current(), 0, index, W.actor, W.touch(line), line, W.name)
+            cta.shadow.write(W.current(), 0, slice(o, o + 128), 128, W.actor, W.touch(line), line, W.name)
         return cta.views[4][o // 4 : o // 4 + 32]
     W.machine.memory.check(address, address + 128, "tensormap.replace", W, line)
     start = hostmem.element(address, 4)

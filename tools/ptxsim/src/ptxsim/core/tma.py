@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ from .barriers import MBarrier, find_mbarrier
 from .engine import Op
 from .floats import flush
 from .integers import signed
-from .memory import combine, granules, shared_location, who
+from .memory import combine, shared_location, who
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, SHARED_POISON, BulkGroup, Wait, Yield
 from .tensormap import SWIZZLE_SPAN, TensorMap, tensor_map_at
 from .values import Array, Mask, Value, count_lanes, lane, lanes, mask_bits, spread
@@ -88,25 +89,12 @@ class _Landing:
             epoch = barrier.note(f"{what} by {W.name}, {W.machine.describe_line(line)}")
             if cta.shadow:
                 cta.shadow.write(
-                    clock,
-                    1,
-                    _shadow_index(cta, index(cta, offset)),
-                    barrier.actor,
-                    epoch,
-                    line,
-                    f"{what} by {W.name}",
+                    clock, 1, index(cta, offset), 16, barrier.actor, epoch, line, f"{what} by {W.name}"
                 )
 
     def arrived(self) -> None:
         for barrier, phase in self.barriers:
             barrier.complete(self.machine, self.size, phase, self.where)
-
-
-def _shadow_index(cta: CTA, index: Any) -> Any:
-    if isinstance(index, slice):
-        g = cta.granule
-        return slice(index.start // g, -(-index.stop // g))
-    return granules(cta, index, 16)
 
 
 # ------------------------------------------------------------------ TMA tensors
@@ -152,9 +140,14 @@ def _coordinates(
 
 def _chunks(t: TensorMap, offset: int, rows: int) -> Array:
     """Swizzled byte offsets of the 16-byte chunks of `rows` rows, in box order."""
-    row = np.arange(rows, dtype=np.int64)[:, None] * t.pitch
-    column = np.arange(-(-t.inner_bytes // 16), dtype=np.int64) * 16
-    return swizzle((offset + row + column).reshape(-1), t.swizzle)
+    return _box_chunks(t.pitch, t.inner_bytes, t.swizzle, offset, rows)
+
+
+@lru_cache(maxsize=1024)
+def _box_chunks(pitch: int, inner_bytes: int, mode: int, offset: int, rows: int) -> Array:
+    row = np.arange(rows, dtype=np.int64)[:, None] * pitch
+    column = np.arange(-(-inner_bytes // 16), dtype=np.int64) * 16
+    return swizzle((offset + row + column).reshape(-1), mode)
 
 
 def _is_whole(t: TensorMap, offset: int, rows: int) -> bool:
@@ -347,9 +340,7 @@ def _start_store(W: Warp, i: int, cta: CTA, index: Any, what: str, line: int, re
     stream = W.stream("bulk stores", "tma")
     epoch = stream.note(line)
     if cta.shadow:
-        cta.shadow.read(
-            W.current(), 1, _shadow_index(cta, index), stream.actor, epoch, line, f"{what} by {W.name}"
-        )
+        cta.shadow.read(W.current(), 1, index, 16, stream.actor, epoch, line, f"{what} by {W.name}")
     data: list[Array] = []
     machine = W.machine
 
@@ -447,9 +438,15 @@ def bulk_shared(W: Warp, dst: Value, src: Value, size: Value, barrier: Value, m:
         landing_barrier = find_mbarrier(W, lane(barrier, i), line)
         if cta.shadow:
             epoch = landing_barrier.note(f"bulk copy by {W.name}, {W.machine.describe_line(line)}")
-            index = _shadow_index(cta, slice(o, o + n))
             cta.shadow.read(
-                W.current(), 1, index, landing_barrier.actor, epoch, line, f"bulk copy by {W.name}"
+                W.current(),
+                1,
+                slice(o, o + n),
+                16,
+                landing_barrier.actor,
+                epoch,
+                line,
+                f"bulk copy by {W.name}",
             )
         _copy_in(W, targets, lambda cta=cta, o=o, n=n: cta.bytes[o : o + n], n, line, "bulk copy")
 
@@ -505,8 +502,7 @@ def copy_async(
     stream = W.stream("cp.async", "copy")
     epoch = stream.note(line)
     if cta.shadow:
-        index = granules(cta, offsets, n)
-        cta.shadow.write(W.current(), 0, index, stream.actor, epoch, line, f"cp.async by {W.name}")
+        cta.shadow.write(W.current(), 0, offsets, n, stream.actor, epoch, line, f"cp.async by {W.name}")
 
     def land() -> None:
         for a, o, size in zip(start, offsets, sizes, strict=True):

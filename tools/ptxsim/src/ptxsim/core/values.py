@@ -87,9 +87,10 @@ def predicate_and_mask(p: Value, m: Mask) -> Mask | bool:
     if type(p) is not Array:
         return m if p else False
     q = p if m is None else p & m
-    if not q.any():
+    n = np.count_nonzero(q)
+    if n == 0:
         return False
-    return None if q.all() else q
+    return None if n == 32 else q
 
 
 def logical_not(p: Value) -> Value:
