@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from cutlass.memory import SmemAllocator
 
-from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, Extent, TileOrder, Work, schedule
+from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, Extent, TileOrder, schedule
 from mx_kernels.device.gemm_tensors import gemm_tensors
 from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey, why_impossible
@@ -62,17 +62,13 @@ class GroupedGemm(LoadRole, MmaRole):
 
     def build(self):
         """Function and arguments for `jit.compiled`."""
-        element = fake_pointer(self.element, 16)
-        scale = fake_pointer(Uint8, 16) if self.key.scaled else None
-        offs = fake_pointer(Int32) if self.key.grouped else None
+        operand = (fake_pointer(self.element, 16), fake_pointer(Uint8, 16))
         sizes = [Int32(1)] * 5
         return (
             self,
-            element,
-            scale,
-            element,
-            scale,
-            offs,
+            *operand,
+            *operand,
+            fake_pointer(Int32),
             fake_pointer(self.out_type, 16),
             *sizes,
             fake_stream(),
@@ -82,10 +78,10 @@ class GroupedGemm(LoadRole, MmaRole):
     def __call__(
         self,
         a: cute.Pointer,
-        a_scale: cute.Pointer | None,
+        a_scale: cute.Pointer,
         b: cute.Pointer,
-        b_scale: cute.Pointer | None,
-        offs: cute.Pointer | None,
+        b_scale: cute.Pointer,
+        offs: cute.Pointer,
         d: cute.Pointer,
         rows: Int32,
         n: Int32,
@@ -96,8 +92,8 @@ class GroupedGemm(LoadRole, MmaRole):
     ):
         """Launch `clusters` persistent clusters, no more than fit on the device at a time.
 
-        Operands are contiguous, codes are bytes; the weights are (groups, n, k) in every mode. Scales are blocked, or
-        None for BF16. offs: int32 (groups,), or None for one group of all rows.
+        Operands are contiguous, codes are bytes; the weights are (groups, n, k) in every mode. Scales are blocked;
+        BF16 leaves them unread. offs: int32 (groups,); without groups (one group of all rows) unread.
         """
         key = self.key
         tile = key.tile
@@ -188,7 +184,7 @@ class GroupedGemm(LoadRole, MmaRole):
             sSFB = memory.allocate_tensor(
                 Uint8, cute.make_layout((SCALE_TILE, key.sfb_tiles, key.stages)), 128
             )
-        sWork = memory.allocate_tensor(Int32, cute.make_layout((len(Work._fields), SCHEDULE_STAGES)), 16)
+        sWork = memory.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, SCHEDULE_STAGES)), 16)
         readers = (CONSUMERS + key.scaled) * WARPGROUP
         ab_pipe = pipeline.PipelineTmaAsync.create(
             num_stages=key.stages,

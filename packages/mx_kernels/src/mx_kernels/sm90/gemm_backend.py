@@ -48,21 +48,8 @@ class GemmBackend:
             problem.mode, problem.is_mx, rows, groups, n if problem.mode != "dgrad" else k
         )
         clusters = arch.num_sms(a.device) // tile.cluster_size
-        launch(
-            _kernel(problem, tile),
-            a.device,
-            address(a),
-            *((address(a_scale),) if a_scale is not None else ()),
-            address(b),
-            *((address(b_scale),) if b_scale is not None else ()),
-            *((address(offs),) if offs is not None else ()),
-            address(out),
-            rows,
-            n,
-            k,
-            groups,
-            clusters,
-        )
+        pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
+        launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
         return out
 
 
