@@ -5,16 +5,15 @@ All formats go through one encoder and one decoder, which read what they need fr
 
 import functools
 import math
-import struct
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mx_core.checks import check_dtype, expected
-from mx_core.formats import MXFP8_E4M3, MXFP8_E5M2, MXINT8, ElementFormat
+from mx_core.formats import FP32_FRACTION_BITS, MXFP8_E4M3, MXFP8_E5M2, MXINT8, ElementFormat
+from mx_core.static import static_format
 
-_FRACTION_BITS = 23  # of fp32
 _INF_BITS = 0x7F80_0000
 
 _STORAGE_DTYPES = {MXFP8_E4M3: torch.float8_e4m3fn, MXFP8_E5M2: torch.float8_e5m2, MXINT8: torch.int8}
@@ -33,22 +32,21 @@ def encode(x: Tensor, format: ElementFormat) -> Tensor:
         `format.nan_code`. MXINT8 is two's complement; its code 0x80 is never produced.
     """
     check_dtype("x", x, torch.float32, torch.bfloat16, torch.float16)
-    m, fraction_bits = format.mantissa_bits, _FRACTION_BITS
-    min_normal = _float_bits(format.min_normal)
+    format = static_format(format)
+    m = format.mantissa_bits
+    min_normal = format.min_normal_bits
     bits = x.detach().to(torch.float32).view(torch.int32)
     magnitude = bits & 0x7FFF_FFFF
-    is_nan = (
-        _INF_BITS - magnitude
-    ) >> 31  # all ones, or 0: integers are several times faster than torch.where
-    magnitude.clamp_(max=_float_bits(format.max_value))
+    is_nan = (_INF_BITS - magnitude) >> 31  # all ones, or 0; several times faster than torch.where
+    magnitude.clamp_(max=format.max_value_bits)
     # The quantum, the distance between neighbouring codes, is 2^(E - m) from the smallest normal exponent
     # up and 2^(emin - m) below. Adding 2^(23 + E - m), whose own last bit is worth one quantum, makes fp32
     # addition round |x| to a whole number of quanta, ties to even.
     exponent = (magnitude & _INF_BITS).clamp_(min=min_normal)
-    magic = exponent + ((fraction_bits - m) << fraction_bits)
+    magic = exponent + ((FP32_FRACTION_BITS - m) << FP32_FRACTION_BITS)
     quanta = magnitude.view(torch.float32).add_(magic.view(torch.float32)).view(torch.int32).sub_(magic)
     # A normal value has 2^m or more quanta, so its implicit one steps the exponent field from 0 to 1.
-    code = exponent.sub_(min_normal).bitwise_right_shift_(fraction_bits - m).add_(quanta)
+    code = exponent.sub_(min_normal).bitwise_right_shift_(FP32_FRACTION_BITS - m).add_(quanta)
     if format.twos_complement:
         negative = bits >> 31
         code = code.bitwise_xor_(negative).sub_(negative)
@@ -68,7 +66,7 @@ def decode(codes: Tensor, format: ElementFormat, dtype: torch.dtype = torch.floa
         dtype: torch.float32 or torch.float64.
     """
     check_dtype("codes", codes, torch.uint8)
-    table = torch.tensor(format.values, dtype=dtype, device=codes.device)
+    table = torch.tensor(static_format(format).values, dtype=dtype, device=codes.device)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).reshape(codes.shape)
 
 
@@ -94,8 +92,9 @@ def pack(codes: Tensor, format: ElementFormat) -> Tensor:
     values, size = _packing(format)
     if values == 1:
         return codes
+    bits = static_format(format).bits
     padded = pad(codes, (0, -codes.shape[-1] % values)).to(torch.int32)
-    word = _join([padded[..., i::values] << (format.bits * i) for i in range(values)])
+    word = _join([padded[..., i::values] << (bits * i) for i in range(values)])
     return torch.stack([word >> (8 * i) & 0xFF for i in range(size)], dim=-1).flatten(-2).to(torch.uint8)
 
 
@@ -118,10 +117,11 @@ def unpack(packed: Tensor, format: ElementFormat, n: int) -> Tensor:
     values, size = _packing(format)
     if values == 1:
         return packed
+    bits = static_format(format).bits
     octets = packed.to(torch.int32)
     word = _join([octets[..., i::size] << (8 * i) for i in range(size)])
-    mask = (1 << format.bits) - 1
-    codes = torch.stack([word >> (format.bits * i) & mask for i in range(values)], dim=-1)
+    mask = (1 << bits) - 1
+    codes = torch.stack([word >> (bits * i) & mask for i in range(values)], dim=-1)
     return codes.flatten(-2)[..., :n].to(torch.uint8)
 
 
@@ -146,15 +146,11 @@ def storage_dtype(format: ElementFormat) -> torch.dtype:
 
 def _packing(format: ElementFormat) -> tuple[int, int]:
     """(values, bytes) of the smallest group that fills whole bytes: (1, 1), (2, 1) or (4, 3)."""
-    values = 8 // math.gcd(format.bits, 8)
-    return values, values * format.bits // 8
+    bits = static_format(format).bits
+    values = 8 // math.gcd(bits, 8)
+    return values, values * bits // 8
 
 
 def _join(parts: list[Tensor]) -> Tensor:
     """Bitwise or of disjoint bit fields."""
     return functools.reduce(torch.bitwise_or, parts)
-
-
-def _float_bits(value: float) -> int:
-    """The fp32 bit pattern of a positive value."""
-    return struct.unpack("<i", struct.pack("<f", value))[0]

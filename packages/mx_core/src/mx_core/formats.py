@@ -6,9 +6,8 @@ without importing torch. To add a format, describe it here.
 Source: "OCP Microscaling Formats (MX) Specification", version 1.0, sections 5.2 and 5.3.
 """
 
-import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 BLOCK_SIZE = 32
@@ -19,6 +18,9 @@ E8M0_BIAS = 127
 
 E8M0_NAN = 255
 """The scale byte that means NaN. It is never read as Inf."""
+
+FP32_FRACTION_BITS = 23
+FP32_BIAS = 127
 
 
 class Specials(StrEnum):
@@ -44,6 +46,11 @@ class ElementFormat:
     bias: int
     specials: Specials = Specials.NONE
     twos_complement: bool = False
+    values: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """The value of every code, in code order; each is exact in fp32."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.decode(code) for code in range(1 << self.bits)))
 
     def __repr__(self) -> str:
         return self.name.upper()
@@ -81,12 +88,12 @@ class ElementFormat:
     @property
     def emax(self) -> int:
         """Exponent of the largest value: floor(log2(max_value))."""
-        return math.frexp(self.max_value)[1] - 1
+        return (self.max_code >> self.mantissa_bits) - self.bias
 
     @property
     def max_value(self) -> float:
         """Largest finite value."""
-        return self.decode(self.max_code)
+        return self.values[self.max_code]
 
     @property
     def min_normal(self) -> float:
@@ -97,6 +104,17 @@ class ElementFormat:
     def min_subnormal(self) -> float:
         """Smallest positive value."""
         return 2.0 ** (self.emin - self.mantissa_bits)
+
+    @property
+    def max_value_bits(self) -> int:
+        """Bit pattern of max_value in fp32: the largest code, moved to fp32's fields and bias."""
+        shift = FP32_FRACTION_BITS - self.mantissa_bits
+        return (self.max_code << shift) + ((FP32_BIAS - self.bias) << FP32_FRACTION_BITS)
+
+    @property
+    def min_normal_bits(self) -> int:
+        """Bit pattern of min_normal in fp32."""
+        return (self.emin + FP32_BIAS) << FP32_FRACTION_BITS
 
     def decode(self, code: int) -> float:
         """The value of one code, exactly."""
@@ -113,11 +131,6 @@ class ElementFormat:
         if exponent:  # normal: put the implicit one in front
             fraction += 1 << self.mantissa_bits
         return sign * math.ldexp(fraction, max(exponent, 1) - self.bias - self.mantissa_bits)
-
-    @functools.cached_property
-    def values(self) -> tuple[float, ...]:
-        """The value of every code, in code order; each is exact in fp32."""
-        return tuple(self.decode(code) for code in range(1 << self.bits))
 
 
 MXFP8_E4M3 = ElementFormat("mxfp8_e4m3", 8, 4, 3, bias=7, specials=Specials.NAN)

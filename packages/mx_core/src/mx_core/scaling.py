@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from mx_core.checks import check_choice, check_dtype, expected
-from mx_core.formats import E8M0_BIAS, E8M0_NAN, ElementFormat, ScaleRounding
+from mx_core.formats import E8M0_BIAS, E8M0_NAN, FP32_FRACTION_BITS, ElementFormat, ScaleRounding
+from mx_core.static import static_format
 
-_FRACTION_BITS = 23  # of fp32
-_FRACTION_MASK = (1 << _FRACTION_BITS) - 1
+_FRACTION_MASK = (1 << FP32_FRACTION_BITS) - 1
 _INF_BITS = 0x7F80_0000
 _NAN_BITS = 0x7FC0_0000
 _TWO_TO_MINUS_127_BITS = 0x0040_0000  # the only scale that is an fp32 subnormal
-_MIN_NORMAL_BITS = 1 << _FRACTION_BITS
-_SUBNORMAL_SHIFT = 149 << _FRACTION_BITS  # a subnormal fp32 is its bit pattern, an integer, times 2^-149
+_MIN_NORMAL_BITS = 1 << FP32_FRACTION_BITS
+_SUBNORMAL_SHIFT = 149 << FP32_FRACTION_BITS  # a subnormal fp32 is its bit pattern, an integer, times 2^-149
 
 
 def round_up_constant(format: ElementFormat, rounding: ScaleRounding) -> int:
@@ -26,12 +26,11 @@ def round_up_constant(format: ElementFormat, rounding: ScaleRounding) -> int:
     where f > 0, EVEN where f >= 1 - 2^-(m+1), FLOOR never.
     """
     if rounding is ScaleRounding.RCEIL:
-        g = int((format.max_value / 2.0**format.emax - 1) * (1 << _FRACTION_BITS))
-        return _FRACTION_MASK - g
+        return _FRACTION_MASK - (format.max_value_bits & _FRACTION_MASK)
     if rounding is ScaleRounding.CEIL:
         return _FRACTION_MASK
     if rounding is ScaleRounding.EVEN:
-        return 1 << (_FRACTION_BITS - format.mantissa_bits - 1)
+        return 1 << (FP32_FRACTION_BITS - format.mantissa_bits - 1)
     return 0
 
 
@@ -51,12 +50,13 @@ def amax_to_e8m0(
     """
     check_dtype("amax", amax, torch.float32, torch.bfloat16, torch.float16)
     rounding = check_choice("rounding", rounding, ScaleRounding)
+    format = static_format(format)
     bits = amax.to(torch.float32).view(torch.int32) & 0x7FFF_FFFF
     # Normalise subnormals. `normalised` is (E + 127) << 23 | f for every amax > 0; the exponent part is
     # negative for subnormals, which the arithmetic shift below takes care of.
     subnormal_as_float = bits.to(torch.float32).view(torch.int32) - _SUBNORMAL_SHIFT
     normalised = torch.where(bits < _MIN_NORMAL_BITS, subnormal_as_float, bits)
-    exponent = (normalised + round_up_constant(format, rounding)) >> _FRACTION_BITS
+    exponent = (normalised + round_up_constant(format, rounding)) >> FP32_FRACTION_BITS
     byte = (exponent - format.emax).clamp(0, 2 * E8M0_BIAS)
     return torch.where(bits >= _INF_BITS, E8M0_NAN, byte).to(torch.uint8)
 
@@ -83,7 +83,7 @@ def e8m0_to_reciprocal(scale: Tensor) -> Tensor:
 
 def _power_of_two(byte: Tensor) -> Tensor:
     """float32 of the E8M0 byte held in an int32."""
-    bits = byte << _FRACTION_BITS
+    bits = byte << FP32_FRACTION_BITS
     bits = torch.where(byte == 0, _TWO_TO_MINUS_127_BITS, bits)
     bits = torch.where(byte == E8M0_NAN, _NAN_BITS, bits)
     return bits.view(torch.float32)
