@@ -15,10 +15,11 @@ from mx_trainer.config import Config, DataConfig, ModelConfig, OptimConfig
 from mx_trainer.data import Corpus, load_corpus
 from mx_trainer.trainer import Trainer, resolve_vocab
 
-SMALL = (
-    "--preset=smoke --layers=2 --width=32 --heads=2 --block=32 --experts=4 --expert-width=32 --batch=4 --warmup=2 "
-    "--log-every=1 --eval-every=10 --eval-tokens=256 --final-eval-tokens=512 --save-every=10 --sample-tokens=0"
-).split()
+SMALL = [
+    "--preset=smoke", "--layers=2", "--width=32", "--heads=2", "--block=32",
+    "--experts=4", "--expert-width=32", "--batch=4", "--warmup=2", "--log-every=1",
+    "--eval-every=10", "--eval-tokens=256", "--final-eval-tokens=512", "--save-every=10", "--sample-tokens=0",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

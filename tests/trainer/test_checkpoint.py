@@ -73,5 +73,5 @@ def test_no_code_is_run_on_loading(tmp_path):
             return (print, ("run",))
 
     folder = save_checkpoint(tmp_path, 1, {"x": Evil()}, 1)
-    with pytest.raises(Exception, match="[Ww]eights.only"):
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
         load_checkpoint(folder)

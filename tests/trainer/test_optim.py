@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ def test_cosine():
     assert lr[10] == pytest.approx(1.0)
     assert lr[55] == pytest.approx(0.1 + 0.9 * 0.5)
     assert lr[100] == pytest.approx(0.1)
-    assert all(a >= b for a, b in zip(lr[10:], lr[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(lr[10:]))
 
 
 def test_wsd():
@@ -23,7 +24,7 @@ def test_wsd():
     assert set(lr[10:80]) == {2.0}
     assert lr[90] == pytest.approx(1.0)
     assert lr[100] == 0.0
-    drops = [a - b for a, b in zip(lr[80:], lr[81:], strict=False)]
+    drops = [a - b for a, b in itertools.pairwise(lr[80:])]
     assert drops == pytest.approx([0.1] * 20)
 
 
@@ -37,7 +38,7 @@ def test_one_step_and_no_warmup(schedule):
 def test_decay_groups(make_trainer, small):
     model = make_trainer(small).model
     decay, no_decay = (set(map(id, group)) for group in decay_groups(model))
-    names = {name: p for name, p in model.named_parameters()}
+    names = dict(model.named_parameters())
     assert len(decay) + len(no_decay) == len(names)
     for name, p in names.items():
         wanted = no_decay if name == "embedding.weight" or name.endswith("gain") else decay

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import tyro
+from mx_kernels import NoBackendError
 from rich.console import Console
 
 from mx_trainer.checkpoint import find_checkpoint, run_dir_of
@@ -87,7 +88,7 @@ def sample(argv: Sequence[str] | None = None) -> int:
 def _guarded(prog: str, main: Callable[[], int]) -> int:
     try:
         return main()
-    except (ConfigError, CheckpointError, FloatingPointError) as error:
+    except (ConfigError, CheckpointError, FloatingPointError, NoBackendError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
 

@@ -49,11 +49,11 @@ class RouterConfig:
     """Scores from logits: softmax (Switch, Mixtral) or sigmoid (DeepSeek-V3)."""
     normalize: bool = True
     """Divide the k chosen scores by their sum."""
-    aux_loss: float = 0.001
+    aux_loss: float = 0.01
     """Weight of the load-balancing auxiliary loss (Switch Transformer, arXiv 2101.03961, eq. 4)."""
     z_loss: float = 0.0001
     """Weight of the router z-loss (ST-MoE, arXiv 2202.08906, eq. 5)."""
-    bias_step: float = 0.003
+    bias_step: float = 0.005
     """Step of the auxiliary-loss-free bias balancing (arXiv 2408.15664); 0 is off."""
 
 
@@ -78,7 +78,7 @@ class DataConfig:
 class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
-    steps: int = 500
+    steps: int = 400
     """Optimiser steps."""
     batch: int = 8
     """Sequences in one forward pass."""
@@ -136,9 +136,9 @@ class Config:
     """Folder that holds the run folders."""
     log_every: int = 10
     """Steps between records in metrics.jsonl."""
-    eval_every: int = 100
+    eval_every: int = 50
     """Steps between validations."""
-    eval_tokens: int = 32768
+    eval_tokens: int = 16384
     """Validation tokens of one such evaluation."""
     final_eval_tokens: int = 131072
     """Validation tokens of the last one."""

@@ -78,9 +78,9 @@ def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
 
 def _finish(result: Result, trainer: Trainer, console: Console) -> None:
     run_dir, cfg = result.run_dir, trainer.cfg
-    title = f"{run_dir.name}: {trainer.describe()}"
+    title = f"{run_dir.name}: {trainer.describe()}, experts {cfg.precision}"
     report.plot_loss(run_dir, title)
-    report.plot_expert_load(run_dir, f"expert load, {run_dir.name}")
+    report.plot_expert_load(run_dir, f"tokens of each expert, {run_dir.name}")
     tokenizer = load_tokenizer(run_dir)
     if cfg.sample_tokens:
         text = sample_text(trainer.model, tokenizer, trainer.corpus.info, "", cfg.sample_tokens)

@@ -1,5 +1,6 @@
 """Pictures of a run, drawn from its `metrics.jsonl`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def series(records: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.nda
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Exponential moving average, unbiased at the start, over about a tenth of at most 100 values."""
-    weight = 1 - min(1.0, max(0.1, 4 / max(len(values), 1)))
+    """Exponential moving average, unbiased at the start, over a fiftieth of the values; up to 50 it changes nothing."""
+    weight = 1 - min(1.0, 50 / max(len(values), 1))
     out, total, norm = np.empty_like(values), 0.0, 0.0
     for i, value in enumerate(values):
         total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
@@ -61,21 +62,13 @@ def plot_loss(run_dir: Path, title: str) -> Path:
         ax: Axes = axes[0, 0]
         steps, train = series(records, "train_loss")
         ax.plot(steps, train, color="C0", alpha=0.3, linewidth=0.8)
-        ax.plot(steps, smooth(train), color="C0", linewidth=1.6, label="train (smoothed)")
+        ax.plot(steps, smooth(train), color="C0", linewidth=1.6, label="train")
         val_steps, val = series(records, "val_loss")
-        ax.plot(val_steps, val, color="C3", marker="o", markersize=3.5, linewidth=1.4, label="validation")
         _, bpb = series(records, "val_bpb")
-        if len(bpb):
-            ax.annotate(
-                f"{bpb[-1]:.3f} bits per byte",
-                (val_steps[-1], val[-1]),
-                xytext=(0, 18),
-                textcoords="offset points",
-                ha="right",
-                color="C3",
-            )
-        if len(train) > 1:
-            ax.set_ylim(top=min(ax.get_ylim()[1], float(np.max(train[len(train) // 50 :])) * 1.05))
+        label = f"validation: {bpb[-1]:.3f} bits per byte at the end" if len(bpb) else "validation"
+        ax.plot(val_steps, val, color="C3", marker="o", markersize=3.5, linewidth=1.4, label=label)
+        if len(train) > 1:  # the first steps' fall would flatten the rest
+            ax.set_ylim(top=min(ax.get_ylim()[1], float(np.max(train[len(train) // 20 :])) * 1.05))
         ax.set(xlabel="step", ylabel="loss, nats per token", title=title)
         ax.legend()
         return _save(figure, run_dir / "loss.png")
@@ -88,30 +81,29 @@ def plot_expert_load(run_dir: Path, title: str) -> Path:
     load_SLE = np.asarray([r["expert_tokens"] for r in records], dtype=float)
     share_SLE = load_SLE / np.maximum(load_SLE.mean(axis=2, keepdims=True), 1e-9)
     layers = share_SLE.shape[1]
-    columns = min(layers, 4)
+    columns = math.ceil(math.sqrt(layers))
     rows = -(-layers // columns)
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(2.9 * columns + 1, 2.5 * rows + 0.6, rows, columns)
+        figure, axes = _figure(3.4 * columns + 1, 2.2 * rows + 0.6, rows, columns)
+        top = min(4.0, max(2.0, 1.05 * float(share_SLE.max())))
         for layer in range(layers):
-            _expert_panel(
-                axes[layer // columns, layer % columns], steps, share_SLE[:, layer], f"layer {layer}"
-            )
+            panel = axes[layer // columns, layer % columns]
+            _expert_lines(panel, steps, share_SLE[:, layer])
+            panel.set(title=f"layer {layer}", ylim=(0, top))
         for spare in range(layers, rows * columns):
             axes[spare // columns, spare % columns].set_axis_off()
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         figure.supxlabel("step", fontsize=10)
-        figure.supylabel("tokens, as a multiple of 1 / E", fontsize=10)
+        figure.supylabel("tokens, as a multiple of the fair share", fontsize=10)
         return _save(figure, run_dir / "expert_load.png")
 
 
-def _expert_panel(ax: Axes, steps: np.ndarray, share_SE: np.ndarray, title: str) -> None:
+def _expert_lines(ax: Axes, steps: np.ndarray, share_SE: np.ndarray) -> None:
     experts = share_SE.shape[1]
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, experts))
     for e in range(experts):
         ax.plot(steps, share_SE[:, e], color=colours[e], linewidth=0.9)
-    ax.axhline(1.0, color="black", linewidth=0.8)
     ax.axhline(0.25, color="C3", linewidth=0.8, linestyle="--")
-    ax.set(title=title, ylim=(0, max(2.0, float(np.quantile(share_SE, 0.995)) * 1.05)))
 
 
 def _save(figure: Figure, path: Path) -> Path:

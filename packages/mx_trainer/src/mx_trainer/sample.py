@@ -33,3 +33,11 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+
+
+if __name__ == "__main__":  # `python -m mx_trainer.sample` is `mx-sample`
+    import sys
+
+    from mx_trainer.cli import sample
+
+    sys.exit(sample())
