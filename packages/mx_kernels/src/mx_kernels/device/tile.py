@@ -171,6 +171,19 @@ def _butterfly(word: Uint32, maximum, distances) -> Uint32:
     return word
 
 
+def spread(tile: WarpTile, array: cute.Pointer, first: Int32, end: Int32, default: int) -> list[Any]:
+    """The 32-bit entry of each of this lane's rows, from an array over rows; `default` at and past `end`.
+
+    One coalesced load per warp, then shuffles.
+    """
+    local_row, _ = tile.place()
+    row = first + local_row // BLOCK * BLOCK + ca.lane_idx()
+    there = row < end
+    entry = ptx.load_scalar(array + Int64(row), 32, there)
+    entry = Uint32(select_(there, entry, Uint32(default & 0xFFFF_FFFF)))
+    return [Uint32(ca.shuffle_sync(entry, r)) for r in tile.rows(local_row % BLOCK)]
+
+
 @dataclass(frozen=True)
 class RowAccess:
     """How a lane reads and writes its 8 columns of a row.
@@ -245,25 +258,25 @@ class ScaleTile:
     def flush(
         self,
         out: cute.Pointer,
-        r0: Int32,
-        c0: Int32,
-        rows: Int32,
-        cols: Int32,
-        *,
-        count: int,
+        at: tuple[Int32, Int32],
+        end: tuple[Int32, Int32],
         of: Int32,
         blocked: bool,
+        count: int,
+        height: int = ROWS,
     ) -> None:
-        """The first `count` bytes of each row, one row a thread, to (r0 + r, c0 + c) where that is inside (rows, cols).
+        """The first `count` bytes of the first `height` rows, a row a thread, to scales of `of` columns.
 
-        `of` is the number of columns of the whole scales.
+        Byte (r, c) goes to at + (r, c) if that is before `end` in both coordinates.
         """
         thread = ca.thread_idx()[0]
-        mine = (thread < ROWS) & (r0 + thread < rows)
+        r = at[0] + thread
+        mine = (thread < height) & (r < end[0])
         word = self._words((thread & 31) * 16 + (thread >> 5 & 3) * 4, 1)[0]
-        for c in range(count):
-            offset = scale_offset(r0 + thread, c0 + c, of, blocked)
-            ptx.store_byte(out + offset, word >> Uint32(8 * c), mine & (c0 + c < cols))
+        for i in range(count):
+            c = at[1] + i
+            byte = word >> Uint32(8 * i)
+            ptx.store_byte(out + scale_offset(r, c, of, blocked), byte, mine & (c < end[1]))
 
     def _words(self, offset: Int32, n: int) -> list[Uint32]:
         address = (self.smem + offset).toint()

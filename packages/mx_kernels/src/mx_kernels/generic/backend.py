@@ -5,6 +5,7 @@ imported at the first call, not with this module: choosing a backend needs no co
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,19 @@ from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic import config
+from mx_kernels.generic.config import MAX_EXPERTS, chunk_size
 from mx_kernels.outputs import empty_quantized
-from mx_kernels.problem import GatherQuantizeProblem, Problem, QuantizeProblem
+from mx_kernels.problem import (
+    CombineProblem,
+    DSwigluProblem,
+    GatherProblem,
+    GatherQuantizeProblem,
+    Problem,
+    QuantizeProblem,
+    RouteProblem,
+    SlotWeightsProblem,
+    SwigluProblem,
+)
 
 FP8_FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2")
 #: CUDA's limit for the second grid axis, which counts 128-row tiles.
@@ -63,6 +75,9 @@ class MemoryBoundBackend:
         format = getattr(problem, "format", None)
         if format is not None and format not in FP8_FORMATS:
             return f"quantises to {' and '.join(FP8_FORMATS)}, got {format}"
+        experts = getattr(problem, "num_experts", 0)
+        if experts > MAX_EXPERTS:
+            return f"routes to at most {MAX_EXPERTS} experts, got {experts}"
         return None
 
     # quantise --------------------------------------------------------------------------------------------------------
@@ -84,7 +99,7 @@ class MemoryBoundBackend:
             if offs is None
             else self._group_table(problem.row_map, offs, rows, out_rows // 128 + compact)
         )
-        kernel = _quantize_kernel(problem, arch.target_of(x.device), is_vectorizable(x))
+        kernel = _quantize_kernel(problem, _target(x), is_vectorizable(x))
         self._launch_quantize(kernel, problem, x, table, None, out, out_rows, batch, -(-cols // 128))
         return out
 
@@ -94,7 +109,7 @@ class MemoryBoundBackend:
         """Codes and scales of each orientation of the gathered rows; the weights scale the column copy only."""
         out_rows = token_of.shape[0]
         out = _empty_outputs(x, (out_rows, x.shape[1]), problem)
-        kernel = _quantize_kernel(problem, arch.target_of(x.device), is_vectorizable(x))
+        kernel = _quantize_kernel(problem, _target(x), is_vectorizable(x))
         band = min(config.GATHER_BAND, -(-x.shape[1] // 128))
         self._launch_quantize(kernel, problem, x, token_of, slot_weights, out, out_rows, 1, band)
         return out
@@ -112,10 +127,126 @@ class MemoryBoundBackend:
         batch_bytes = x.stride(0) * size if x.ndim == 3 else 0
         launch(kernel, x.device, *pointers, out_rows, cols, x.stride(-2) * size, batch_bytes, batch, band)
 
+    # rows of tokens --------------------------------------------------------------------------------------------------
+
+    def route(self, problem: RouteProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """slot_of, token_of and offs."""
+        tokens, experts, choices = topk_ids.shape[0], problem.num_experts, topk_ids.numel()
+        rows = aligned_rows(choices, experts)
+        slot_of = torch.empty(tokens, problem.k, dtype=torch.int32, device=topk_ids.device)
+        token_of = torch.empty(rows, dtype=torch.int32, device=topk_ids.device)
+        if choices == 0:
+            return (
+                slot_of,
+                token_of.fill_(-1),
+                torch.zeros(experts, dtype=torch.int32, device=topk_ids.device),
+            )
+        offs = torch.empty(experts, dtype=torch.int32, device=topk_ids.device)
+        chunk = chunk_size(choices)
+        counts = torch.empty(-(-choices // chunk), experts, dtype=torch.int32, device=topk_ids.device)
+        kernel = _kernel(
+            "route", "RouteKernel", _target(topk_ids), problem.id_dtype.itemsize * 8, problem.k, experts
+        )
+        pointers = (address(t) for t in (topk_ids, slot_of, token_of, offs, counts))
+        launch(kernel, topk_ids.device, *pointers, choices, rows, chunk)
+        return slot_of, token_of, offs
+
+    def slot_weights(
+        self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
+    ) -> Tensor:
+        """Router weights by row."""
+        if weights.numel() == 0:
+            return torch.zeros(rows, dtype=torch.float32, device=weights.device)
+        out = torch.empty(rows, dtype=torch.float32, device=weights.device)
+        kernel = _kernel("route", "SlotWeightsKernel", _target(weights))
+        launch(
+            kernel, weights.device, address(weights), address(slot_of), address(out), weights.numel(), rows
+        )
+        return out
+
+    def gather(self, problem: GatherProblem, x: Tensor, token_of: Tensor) -> Tensor:
+        """Rows of tokens, unquantised."""
+        out = x.new_empty(token_of.shape[0], x.shape[1])
+        if out.numel():
+            kernel = _kernel("gather", "GatherKernel", _target(x), config.GATHER_TILE)
+            width = x.shape[1] * x.element_size() // 2
+            band = min(config.GATHER_BAND, -(-width // config.GATHER_TILE.cols))
+            launch(kernel, x.device, address(x), address(token_of), address(out), out.shape[0], width, band)
+        return out
+
+    def combine(self, problem: CombineProblem, y: Tensor, slot_of: Tensor, weights: Tensor | None) -> Tensor:
+        """The weighted sum over a token's slots."""
+        out = y.new_empty(slot_of.shape[0], y.shape[1])
+        if out.numel():
+            bits, weighted = y.element_size() * 8, weights is not None
+            kernel = _kernel("combine", "CombineKernel", _target(y), bits, problem.k, weighted)
+            pointers = (address(t) for t in (y, slot_of, weights, out))
+            launch(kernel, y.device, *pointers, out.shape[0], out.shape[1])
+        return out
+
+    def combine_backward(
+        self, problem: CombineProblem, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Dy by row and dweights."""
+        if dout.numel() == 0 or y.numel() == 0:
+            return torch.zeros_like(y), torch.zeros_like(weights)
+        dy, dweights = torch.empty_like(y), torch.empty_like(weights)
+        marks = torch.empty(y.shape[0], dtype=torch.int32, device=y.device)
+        kernel = _kernel("combine", "CombineBackwardKernel", _target(y), y.element_size() * 8, problem.k)
+        pointers = (address(t) for t in (dout, y, slot_of, weights, dy, dweights, marks))
+        launch(kernel, y.device, *pointers, dout.shape[0], *y.shape)
+        return dy, dweights
+
+    # SwiGLU ----------------------------------------------------------------------------------------------------------
+
+    def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """silu(gate)·up: a tensor, or codes and scales."""
+        rows, width = h.shape[0], h.shape[1] // 2
+        if problem.format is None:
+            data, scale = h.new_empty(rows, width), None
+        else:
+            data, scale = empty_quantized(h, (rows, width), -1, problem.format, problem.layout)
+        if data.numel():
+            table = self._group_table(RowMap.ALIGNED, offs, rows, rows // 128)
+            kernel = _swiglu_kernel(problem, _target(h))
+            launch(kernel, h.device, *(address(t) for t in (h, table, data, scale)), rows, width)
+        return data if scale is None else (data, scale)
+
+    def dswiglu(
+        self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Plain: dh, w·a, dw. Quantised: dh along 2H, with `columns` dh and a down the rows, dw."""
+        rows, width = da.shape
+        dw = torch.empty_like(slot_weights)
+        if problem.format is None:
+            dh, wa = torch.empty_like(h), torch.empty_like(da)
+            result, outputs = (dh, wa, dw), (dh, None, None, None, wa, None)
+        else:
+            format, layout = problem.format, problem.layout
+            row = empty_quantized(h, tuple(h.shape), -1, format, layout)
+            columns: tuple[Tensor, ...] = ()
+            if problem.columns:
+                columns = (
+                    *empty_quantized(h, tuple(h.shape), -2, format, layout),
+                    *empty_quantized(da, tuple(da.shape), -2, format, layout),
+                )
+            if layout is ScaleLayout.BLOCKED_128X4 and width % 128 != 0:
+                for scale in (*row, *columns)[1::2]:
+                    scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
+            result, outputs = (*row, *columns, dw), (*row, *(columns or (None,) * 4))
+        if da.numel():
+            table = self._group_table(RowMap.ALIGNED, offs, rows, rows // 128)
+            tile = config.dswiglu_tile(h.element_size() * 8)
+            shares = torch.empty(tile.warps_over(width), rows, dtype=torch.float32, device=h.device)
+            kernel = _dswiglu_kernel(problem, _target(h))
+            addresses = (address(t) for t in (da, h, slot_weights, table, *outputs, shares, dw))
+            launch(kernel, h.device, *addresses, rows, width)
+        return result
+
     def _group_table(self, row_map: RowMap, offs: Tensor, rows: int, tiles: int) -> Tensor:
         table = torch.empty(tiles, 4, dtype=torch.int32, device=offs.device)
         if tiles:
-            kernel = _group_table_kernel(row_map, arch.target_of(offs.device))
+            kernel = _kernel("groups", "GroupTable", _target(offs), row_map)
             launch(kernel, offs.device, offs.data_ptr(), table.data_ptr(), offs.shape[0], rows, tiles)
         return table
 
@@ -130,33 +261,58 @@ def _empty_outputs(x: Tensor, shape: tuple[int, ...], problem) -> tuple[Tensor, 
     return *row, *col
 
 
+def _target(x: Tensor) -> str | None:
+    return arch.target_of(x.device)
+
+
+@functools.cache
+def _kernel(module: str, name: str, target: str, *fields):
+    """The compiled kernel `name` of generic/<module>.py with these fields."""
+    from mx_kernels import jit
+
+    kernel = getattr(importlib.import_module(f"mx_kernels.generic.{module}"), name)(*fields)
+    return jit.compiled(kernel, target, kernel.build)
+
+
+def _scaling(problem):
+    from mx_kernels.device.mx import BlockScaling
+
+    return None if problem.format is None else BlockScaling(problem.format, problem.rounding)
+
+
 @functools.cache
 def _quantize_kernel(problem: QuantizeProblem | GatherQuantizeProblem, target: str, vector: bool):
-    from mx_kernels import jit
-    from mx_kernels.device.mx import BlockScaling
-    from mx_kernels.generic.quantize import QuantizeKernel
-
     gather = isinstance(problem, GatherQuantizeProblem)
-    element_bits = problem.dtype.itemsize * 8
-    kernel = QuantizeKernel(
-        scaling=BlockScaling(problem.format, problem.rounding),
-        element_bits=element_bits,
-        row=problem.orientation != "col",
-        col=problem.orientation != "row",
-        blocked=problem.layout is ScaleLayout.BLOCKED_128X4,
-        source="gather" if gather else "grouped" if problem.grouped else "dense",
-        weighted=gather and problem.weighted,
-        compact=not gather and problem.grouped and problem.row_map is RowMap.COMPACT,
-        vector=vector,
-        config=config.quantize_tile(element_bits, problem.orientation, gather and problem.weighted),
+    bits = problem.dtype.itemsize * 8
+    weighted = gather and problem.weighted
+    return _kernel(
+        "quantize",
+        "QuantizeKernel",
+        target,
+        _scaling(problem),
+        bits,
+        problem.orientation != "col",
+        problem.orientation != "row",
+        problem.layout is ScaleLayout.BLOCKED_128X4,
+        "gather" if gather else "grouped" if problem.grouped else "dense",
+        weighted,
+        not gather and problem.grouped and problem.row_map is RowMap.COMPACT,
+        vector,
+        config.quantize_tile(bits, problem.orientation, weighted),
     )
-    return jit.compiled(kernel, target, kernel.build)
 
 
 @functools.cache
-def _group_table_kernel(row_map: RowMap, target: str):
-    from mx_kernels import jit
-    from mx_kernels.generic.groups import GroupTable
+def _swiglu_kernel(problem: SwigluProblem, target: str):
+    bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
+    return _kernel(
+        "swiglu", "SwigluKernel", target, _scaling(problem), bits, blocked, config.swiglu_tile(bits)
+    )
 
-    kernel = GroupTable(row_map)
-    return jit.compiled(kernel, target, kernel.build)
+
+@functools.cache
+def _dswiglu_kernel(problem: DSwigluProblem, target: str):
+    bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
+    columns = problem.columns and problem.format is not None
+    tile = config.dswiglu_tile(bits)
+    return _kernel("swiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How a 128 × 128 CTA tile is worked on.
+    """How a CTA tile is worked on.
 
     lanes: lanes of a warp side by side over a row, 8 columns each (see device/tile.py); also the rows a lane holds.
+    cols: width of the CTA tile, 128 rows high.
     min_blocks: CTAs that must fit on a multiprocessor: the register budget.
     """
 
     lanes: int
     min_blocks: int
+    cols: int = 128
+
+    def warps_over(self, width: int) -> int:
+        """Warp tiles side by side over whole CTA tiles that cover `width` columns."""
+        return -(-width // self.cols) * self.cols // (8 * self.lanes)
 
 
 def quantize_tile(element_bits: int, orientation: str, weighted: bool) -> TileConfig:
@@ -25,6 +31,31 @@ def quantize_tile(element_bits: int, orientation: str, weighted: bool) -> TileCo
     return TileConfig(lanes=8, min_blocks=2)
 
 
+def swiglu_tile(element_bits: int) -> TileConfig:
+    """Tile of the forward SwiGLU."""
+    return TileConfig(lanes=8, min_blocks=2) if element_bits == 16 else TileConfig(lanes=4, min_blocks=1)
+
+
+def dswiglu_tile(element_bits: int) -> TileConfig:
+    """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements."""
+    return TileConfig(lanes=4, min_blocks=2, cols=64)
+
+
+#: Plain gather.
+GATHER_TILE = TileConfig(lanes=8, min_blocks=4)
+
 #: Columns of tiles walked side by side when rows are gathered: x is then read a slice of columns at a time, which stays in
 #: L2 while the experts' rows come back to it. A dense walk takes whole rows.
 GATHER_BAND = 2
+
+#: route: choices are counted and placed in chunks, one a CTA of ROUTE_THREADS; every CTA reads all chunks' counts.
+ROUTE_THREADS = 256
+MAX_CHUNKS = 128
+MIN_CHUNK = 1024
+MAX_EXPERTS = 1024
+
+
+def chunk_size(choices: int) -> int:
+    """Choices of a CTA: a multiple of what its threads take at a time, at most MAX_CHUNKS chunks."""
+    per_chunk = max(MIN_CHUNK, -(-choices // MAX_CHUNKS))
+    return -(-per_chunk // ROUTE_THREADS) * ROUTE_THREADS

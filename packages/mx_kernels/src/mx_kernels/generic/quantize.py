@@ -26,6 +26,7 @@ from mx_kernels.device.tile import (
     TileQuantizer,
     WarpTile,
     WeightedRows,
+    spread,
 )
 from mx_kernels.generic.config import TileConfig
 
@@ -132,7 +133,7 @@ class QuantizeKernel:
         if cutlass.const_expr(self.source == "gather"):
             batch, tile_col = Int32(0), tile_col + outer * ca.grid_dim()[0]
         local_row, local_col = tile.place()
-        col = tile_col * self.tile.cols + local_col
+        col = tile_col * tile.cols + local_col
         source, valid, first, end = self.place_rows(row_index, tile_row, access, col, rows, cols)
         ids = tile.rows(first + local_row)
         limit = access.limit(col, cols, end)
@@ -145,7 +146,7 @@ class QuantizeKernel:
         ]
         values = col_values = access.as_rows(words)
         if cutlass.const_expr(self.weighted):
-            per_row = spread(tile, weights, first, end)
+            per_row = spread(tile, weights, first, end, 0)
             col_values = WeightedRows(values, [w.bitcast(Float32) for w in per_row])
         offset = Int64(batch) * rows * cols + col
         TileQuantizer(self.scaling, tile, access)(
@@ -166,7 +167,7 @@ class QuantizeKernel:
             row_scales.flush_blocked(row_scale, index, thread if tile_row < row_tiles else Int32(-1))
         elif cutlass.const_expr(self.row):
             out = row_scale + Int64(batch) * rows * col_blocks
-            row_scales.flush(out, first, tile_col * 4, end, col_blocks, count=4, of=col_blocks, blocked=False)
+            row_scales.flush(out, (first, tile_col * 4), (end, col_blocks), col_blocks, False, 4)
         if cutlass.const_expr(self.col and self.blocked):
             col_scales.flush_blocked(
                 col_scale, (batch * col_tiles + tile_col) * row_tiles + tile_row, thread - 32
@@ -174,14 +175,7 @@ class QuantizeKernel:
         elif cutlass.const_expr(self.col):
             out = col_scale + Int64(batch) * cols * row_blocks
             col_scales.flush(
-                out,
-                tile_col * self.tile.cols,
-                tile_row * 4,
-                cols,
-                row_blocks,
-                count=4,
-                of=row_blocks,
-                blocked=False,
+                out, (tile_col * tile.cols, tile_row * 4), (cols, row_blocks), row_blocks, False, 4
             )
 
     def place_rows(self, row_index, tile_row: Int32, access: RowAccess, col: Int32, rows: Int32, cols: Int32):
@@ -194,7 +188,7 @@ class QuantizeKernel:
             limit = access.limit(col, cols, rows)
             return ids, [i < limit for i in ids], first, rows
         if self.source == "gather":
-            tokens = [Int32(t) for t in spread(tile, row_index, first, rows)]
+            tokens = [Int32(t) for t in spread(tile, row_index, first, rows, -1)]
             limit = access.limit(col, cols, Int32(0x7FFF_FFFF))
             # As unsigned numbers -1 and what lies past the end are large.
             return tokens, [Uint32(t) < Uint32(limit) for t in tokens], first, rows
@@ -204,16 +198,3 @@ class QuantizeKernel:
         limit = access.limit(col, cols, real)
         local = tile.rows(local_row)
         return [start + r for r in local], [r < limit for r in local], first, end
-
-
-def spread(tile: WarpTile, array: cute.Pointer, first: Int32, end: Int32) -> list[Uint32]:
-    """The 32-bit entry of each of this lane's rows, from an array over rows; -1 at and past `end`.
-
-    One coalesced load per warp, then shuffles.
-    """
-    local_row, _ = tile.place()
-    row = first + local_row // BLOCK * BLOCK + ca.lane_idx()
-    there = row < end
-    entry = ptx.load_scalar(array + Int64(row), 32, there)
-    entry = Uint32(cutlass.select_(there, entry, Uint32(0xFFFF_FFFF)))
-    return [Uint32(ca.shuffle_sync(entry, r)) for r in tile.rows(local_row % BLOCK)]
