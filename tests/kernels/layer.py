@@ -40,7 +40,7 @@ def make_layer(T=70, D=64, H=96, E=4, k=2, dtype=torch.float32, ids: Tensor | No
     """A random layer; every token's k experts differ unless `ids` are given."""
     g = torch.Generator().manual_seed(seed)
     if ids is None:
-        ids = torch.rand(T, E, generator=g).argsort(1)[:, :k]
+        ids = torch.rand(T, E, generator=g).argsort(1)[:, :k].contiguous()
     T, k = ids.shape
     return Layer(
         x=torch.randn(T, D, generator=g).to(dtype),

@@ -69,7 +69,7 @@ OPTIMISERS = {
     "adamw for-loop": lambda p: torch.optim.AdamW(p, 0.1, foreach=False),
     "adamw foreach": lambda p: torch.optim.AdamW(p, 0.1, foreach=True),
     "adamw fused": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
-    "adamw capturable": lambda p: torch.optim.AdamW(p, torch.tensor(0.1), foreach=False, capturable=False),
+    "adamw, lr a tensor": lambda p: torch.optim.AdamW(p, torch.tensor(0.1), foreach=False),
 }
 
 

@@ -172,6 +172,13 @@ class MXExperts(nn.Module):
             self.prepared.attach(optimizer)
         return self.prepared
 
+    def _apply(self, fn, recurse=True):
+        """`.to`, `.cuda`, `.bfloat16`, …: the prepared weights follow."""
+        super()._apply(fn, recurse)
+        if self.prepared is not None:
+            self.prepared.refresh(self.w1, self.w2)
+        return self
+
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """X (…, D), topk_ids and topk_weights (…, k) → (…, D)."""
         return moe_mlp(

@@ -40,7 +40,7 @@ class PreparedWeights:
     def __init__(self, weights: tuple[Tensor, ...], orientations: str, recipe: Recipe, backend: str):
         self.recipe, self.orientations, self.backend = recipe, orientations, backend
         self._sources = weights
-        self._prepared = tuple(self._quantize(w) for w in weights)
+        self._prepared = [self._quantize(w) for w in weights]
 
     def __len__(self) -> int:
         return len(self._prepared)
@@ -67,7 +67,7 @@ class PreparedWeights:
 
     @torch.no_grad()
     def refresh(self, *weights: Tensor) -> None:
-        """Quantise again into the same buffers.
+        """Quantise again into the same buffers (new ones only if the weights have moved to another device).
 
         Args:
             weights: what to quantise, of the same shapes; default the tensors given to `prepare_weights`. Under FSDP
@@ -76,14 +76,16 @@ class PreparedWeights:
         weights = weights or self._sources
         if len(weights) != len(self):
             raise ValueError(expected("weights", f"{len(self)} tensors", len(weights)))
-        for w, old in zip(weights, self._prepared, strict=True):
+        for i, (w, old) in enumerate(zip(weights, self._prepared, strict=True)):
             if w.shape != old.row.shape:
                 raise ValueError(
                     expected("weight", f"shape {tuple(old.row.shape)}", f"shape {tuple(w.shape)}")
                 )
-            for (data, scale), (new_data, new_scale) in zip(
-                old.parts(), self._quantize(w).parts(), strict=True
-            ):
+            new = self._quantize(w)
+            if new.row.device != old.row.device:
+                self._prepared[i] = new
+                continue
+            for (data, scale), (new_data, new_scale) in zip(old.parts(), new.parts(), strict=True):
                 data.copy_(new_data)
                 scale.copy_(new_scale)
 

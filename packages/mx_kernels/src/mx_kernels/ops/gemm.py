@@ -196,9 +196,7 @@ def _grouped_gemm_out_fake(
 
 
 #: `gemm_mode`, not `mode`: torch.compile wraps ops that write to an argument in one that has a `mode` of its own.
-_OPERANDS = (
-    "str gemm_mode, Tensor a, Tensor? a_scale, str a_format, Tensor b, Tensor? b_scale, str b_format, Tensor? offs"
-)
+_OPERANDS = "str gemm_mode, Tensor a, Tensor? a_scale, str a_format, Tensor b, Tensor? b_scale, str b_format, Tensor? offs"
 define(
     f"grouped_gemm({_OPERANDS}, ScalarType out_dtype, str row_map='aligned', str backend='auto') -> Tensor",
     _grouped_gemm,
