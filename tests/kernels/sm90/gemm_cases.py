@@ -39,6 +39,7 @@ class Gemm:
     row_map: RowMap = RowMap.ALIGNED
     out_dtype: torch.dtype = torch.bfloat16
     spare_rows: int = 0  # rows past offs[-1] in COMPACT, which hold NaN
+    backend: str = "sm90"
 
     @property
     def rows(self) -> int:
@@ -91,7 +92,7 @@ class Gemm:
     def run(
         self, a, b, *, out: Tensor | None = None, accumulate: bool = False, device: str = "cpu"
     ) -> Tensor:
-        """The op on the sm90 backend, into poisoned memory."""
+        """The op on `backend`, into poisoned memory."""
         if isinstance(a, MXTensor) and self.row_map is RowMap.COMPACT:
             a = compact_with_aligned_scales(a, self.offs)
         if out is None:
@@ -104,7 +105,7 @@ class Gemm:
             self.offs.to(device),
             out=out,
             row_map=self.row_map,
-            backend="sm90",
+            backend=self.backend,
             **arguments,
         )
         return self.written(out.cpu())
