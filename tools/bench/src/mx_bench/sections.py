@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mx_bench import ceilings, layer, trainer
+from mx_bench import ceilings, gemm, layer, trainer
 from mx_bench.cases import Case, run_case
 from mx_bench.results import Measurement
 from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES, SMOKE_SHAPES
@@ -47,6 +47,10 @@ def _ceilings(plan: Plan) -> list[Measurement]:
     return _run_cases(ceilings.SECTION, ceilings.ceiling_cases(plan.device, smoke=plan.smoke), plan)
 
 
+def _gemm(plan: Plan) -> list[Measurement]:
+    return _run_cases(gemm.SECTION, gemm.gemm_cases(plan.device, smoke=plan.smoke), plan)
+
+
 def _layer(plan: Plan) -> list[Measurement]:
     return _run_cases(layer.SECTION, layer.layer_cases(plan.layer_shapes, plan.device), plan)
 
@@ -59,6 +63,7 @@ def _trainer(plan: Plan) -> list[Measurement]:
 
 SECTIONS: dict[str, Callable[[Plan], list[Measurement]]] = {
     ceilings.SECTION: _ceilings,
+    gemm.SECTION: _gemm,
     layer.SECTION: _layer,
     trainer.SECTION: _trainer,
 }
