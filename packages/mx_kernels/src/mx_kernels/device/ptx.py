@@ -52,7 +52,7 @@ def store_words(ptr: cute.Pointer, words: Sequence[Any], pred: Boolean) -> None:
     )
 
 
-def store_byte(ptr: cute.Pointer, word: Uint32, pred: Boolean, space: str = "global") -> None:
+def store_byte(ptr: cute.Pointer, word: Any, pred: Boolean, space: str = "global") -> None:
     """The low byte of `word` to global or shared memory, where `pred` is true."""
     ca.inline_ptx(
         f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; @p st.{space}.b8 [{{$r0}}], {{$r2}}; }}",

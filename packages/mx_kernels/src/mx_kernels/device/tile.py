@@ -272,11 +272,10 @@ class ScaleTile:
         thread = ca.thread_idx()[0]
         r = at[0] + thread
         mine = (thread < height) & (r < end[0])
-        word = self._words((thread & 31) * 16 + (thread >> 5 & 3) * 4, 1)[0]
+        staged = cute.make_tensor(self.at(thread & (height - 1), Int32(0)), cute.make_layout(count))
         for i in range(count):
             c = at[1] + i
-            byte = word >> Uint32(8 * i)
-            ptx.store_byte(out + scale_offset(r, c, of, blocked), byte, mine & (c < end[1]))
+            ptx.store_byte(out + scale_offset(r, c, of, blocked), staged[i], mine & (c < end[1]))
 
     def _words(self, offset: Int32, n: int) -> list[Uint32]:
         address = (self.smem + offset).toint()

@@ -148,7 +148,7 @@ class CombineBackwardKernel:
     ):
         access, size = RowAccess(self.element_bits, True), self.element_bits // 8
         sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout((WARPS, self.k), stride=(self.k, 1)))
-        token, thread = ca.block_idx()[0], ca.thread_idx()[0]
+        token, thread, warp, lane = ca.block_idx()[0], ca.thread_idx()[0], ca.warp_idx(), ca.lane_idx()
         slots, factors = choices(slot_of, weights, token, self.k)
         dots = [Float32(0)] * self.k
         col = thread * VECTOR
@@ -170,8 +170,8 @@ class CombineBackwardKernel:
             col += THREADS * VECTOR
         for j in cutlass.range_constexpr(self.k):
             dot = ca.warp_reduction_sum(dots[j])
-            if ca.lane_idx() == 0:
-                sums[ca.warp_idx(), j] = dot
+            if lane == 0:
+                sums[warp, j] = dot
         ca.barrier()
         for j in cutlass.range_constexpr(self.k):
             if thread == j:
@@ -185,8 +185,8 @@ class CombineBackwardKernel:
     @cute.kernel
     def zero_unmarked(self, dy: cute.Pointer, marks_P: cute.Tensor, rows: Int32, width: Int32):
         row_bytes = Int64(width) * (self.element_bits // 8)
-        row = ca.block_idx()[0] * ROWS + ca.warp_idx()
-        end = cutlass.min(row - ca.warp_idx() + ROWS, rows)
+        first = ca.block_idx()[0] * ROWS
+        row, end = first + ca.warp_idx(), cutlass.min(first + ROWS, rows)
         while row < end:
             if marks_P[row] == 0:
                 at = Int64(ca.lane_idx() * 16)
