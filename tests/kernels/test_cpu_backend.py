@@ -20,6 +20,7 @@ from mx_core import (
     from_blocked,
     mx_equal,
     quantize,
+    to_blocked,
 )
 from mx_core.groups import align_rows, aligned_offs, aligned_rows, compact_rows
 from support.bounds import assert_sum_error
@@ -174,18 +175,13 @@ def test_exact_gemm(mode, row_map, sizes, format) -> None:
         want[index] = (a64 @ b64.T).float()
     assert torch.equal(got, want)
 
-    if row_map is RowMap.COMPACT:
-        blocked = compact_with_aligned_scales(a, offs)
-    else:
-        blocked = as_blocked(a)
+    blocked = compact_with_aligned_scales(a, offs) if row_map is RowMap.COMPACT else as_blocked(a)
     out = poison(*got.shape, dtype=torch.float32)
     assert GEMM[mode](blocked, as_blocked(b), offs, row_map=row_map, out=out) is out
     assert torch.equal(out, want)
 
 
 def as_blocked(mx: MXTensor) -> MXTensor:
-    from mx_core.scale_layout import to_blocked
-
     return MXTensor(mx.data, to_blocked(mx.scale), mx.format, mx.axis, BLOCKED, mx.shape)
 
 
@@ -199,15 +195,28 @@ def test_random_gemm(mode, row_map, out_dtype) -> None:
         assert_sum_error(got[index], a64, b64)
 
 
-@pytest.mark.parametrize("base", [0, 1, 120, 249])
-def test_scale_bytes_at_both_ends(base) -> None:
-    """Products from 2^-254 to beyond fp32: what fits comes out right, and only the rest is 0 or Inf."""
-    a = exact_operand(40, 64, reduction=64, base_byte=base)
-    b = exact_operand(1, 32, 64, reduction=64, base_byte=125)
+@pytest.mark.parametrize(
+    ("base_a", "base_b"), [(0, 125), (1, 125), (120, 125), (249, 125), (249, 2), (100, 100), (199, 199)]
+)
+def test_scale_bytes_from_end_to_end(base_a, base_b) -> None:
+    """Also where an operand's own values, or products, are beyond fp32 while the sums are not; or the sums are Inf."""
+    a = exact_operand(40, 64, reduction=64, base_byte=base_a)
+    b = exact_operand(1, 32, 64, reduction=64, base_byte=base_b)
     got = mk.grouped_gemm_fprop(a, b, out_dtype=torch.float32)
     want = (dequantize(a, torch.float64) @ dequantize(b, torch.float64)[0].T).float()
     assert torch.equal(got, want)
     assert want.any()
+
+
+def test_cancelling_products_beyond_fp32() -> None:
+    """2^140 - 2^140 + 2^100: fp32 sums would be NaN."""
+    a, b = exact_operand(1, 96, reduction=96), exact_operand(1, 1, 96, reduction=96)
+    a.data.view(torch.uint8).zero_()
+    b.data.view(torch.uint8).zero_()
+    a.data.view(torch.uint8)[0, [0, 32, 64]] = torch.tensor([0x38, 0xB8, 0x38], dtype=torch.uint8)  # 1, -1, 1
+    b.data.view(torch.uint8)[0, 0, [0, 32, 64]] = 0x38
+    a.scale[:] = b.scale[:] = torch.tensor([197, 197, 177], dtype=torch.uint8)
+    assert mk.grouped_gemm_fprop(a, b, out_dtype=torch.float32).item() == 2.0**100
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])

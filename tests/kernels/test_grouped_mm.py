@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernels.layer import relative_error
 
+pytestmark = pytest.mark.usefixtures("float64_sums")
+
 RECIPES_TRIED = ("bf16", "mxfp8", "mxfp8_e5m2", "mxfp4")
 
 

@@ -25,6 +25,7 @@ def grouped_fprop(
     *,
     out_dtype: torch.dtype = torch.float64,
     row_map: RowMap = RowMap.ALIGNED,
+    sum_dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """`y = x @ w[g].T` for the rows of every group g.
 
@@ -34,6 +35,7 @@ def grouped_fprop(
         offs: int32 (E,), ends of the groups; None for one group of all rows (then E = 1).
         out_dtype: dtype of the result; float64 keeps the sums as they are.
         row_map: the row map of x and of the result.
+        sum_dtype: float64 is the definition; see `float32_holds` for when float32 is good enough.
 
     Returns:
         (rows, N); rows that belong to no group are 0.
@@ -41,7 +43,7 @@ def grouped_fprop(
     check_operand("x", x, ndim=2, axis=-1)
     check_operand("w", w, ndim=3, axis=-1)
     check_shape("x", x, None, w.shape[2])
-    return _rows_times_weights(x, w, offs, out_dtype, row_map, transpose=True)
+    return _rows_times_weights(x, w, offs, out_dtype, row_map, sum_dtype, transpose=True)
 
 
 def grouped_dgrad(
@@ -51,6 +53,7 @@ def grouped_dgrad(
     *,
     out_dtype: torch.dtype = torch.float64,
     row_map: RowMap = RowMap.ALIGNED,
+    sum_dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """`dx = dy @ w[g]` for the rows of every group g.
 
@@ -60,6 +63,7 @@ def grouped_dgrad(
         offs: int32 (E,), ends of the groups; None for one group of all rows (then E = 1).
         out_dtype: dtype of the result; float64 keeps the sums as they are.
         row_map: the row map of dy and of the result.
+        sum_dtype: float64 is the definition; see `float32_holds` for when float32 is good enough.
 
     Returns:
         (rows, K); rows that belong to no group are 0.
@@ -67,7 +71,7 @@ def grouped_dgrad(
     check_operand("dy", dy, ndim=2, axis=-1)
     check_operand("w", w, ndim=3, axis=-2)
     check_shape("dy", dy, None, w.shape[1])
-    return _rows_times_weights(dy, w, offs, out_dtype, row_map, transpose=False)
+    return _rows_times_weights(dy, w, offs, out_dtype, row_map, sum_dtype, transpose=False)
 
 
 def grouped_wgrad(
@@ -77,6 +81,7 @@ def grouped_wgrad(
     *,
     out_dtype: torch.dtype = torch.float64,
     row_map: RowMap = RowMap.ALIGNED,
+    sum_dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """`dw[g] = dy[g].T @ x[g]`: sums over the rows of every group g.
 
@@ -86,6 +91,7 @@ def grouped_wgrad(
         offs: int32 (E,), ends of the groups; None for one group of all rows.
         out_dtype: dtype of the result; float64 keeps the sums as they are.
         row_map: the row map of dy and x.
+        sum_dtype: float64 is the definition; see `float32_holds` for when float32 is good enough.
 
     Returns:
         (E, N, K); exact 0 for a group without rows.
@@ -98,39 +104,60 @@ def grouped_wgrad(
         raise ValueError(
             expected("row_map", "aligned rows with MX operands (blocks run down the rows)", row_map)
         )
-    dy64, x64 = float64_values(dy), float64_values(x)
+    dy_values, x_values = exact_values(dy, sum_dtype), exact_values(x, sum_dtype)
     rows = row_ranges(offs, dy.shape[0], row_map)
-    dw = dy64.new_zeros(len(rows), dy.shape[1], x.shape[1], dtype=out_dtype)
+    dw = dy_values.new_zeros(len(rows), dy.shape[1], x.shape[1], dtype=out_dtype)
     for g, (start, end) in enumerate(rows):
         if end > start:
-            dw[g] = round_sums(dy64[start:end].T @ x64[start:end], out_dtype)
+            dw[g] = round_sums(dy_values[start:end].T @ x_values[start:end], out_dtype)
     return dw
 
 
 def _rows_times_weights(
-    x: Operand, w: Operand, offs: Tensor | None, out_dtype: torch.dtype, row_map: RowMap, *, transpose: bool
+    x: Operand,
+    w: Operand,
+    offs: Tensor | None,
+    out_dtype: torch.dtype,
+    row_map: RowMap,
+    sum_dtype: torch.dtype,
+    *,
+    transpose: bool,
 ) -> Tensor:
     row_map = check_choice("row_map", row_map, RowMap)
     rows = row_ranges(offs, x.shape[0], row_map)
     if w.shape[0] != len(rows):
         raise ValueError(expected("w", f"{len(rows)} groups", f"{w.shape[0]}"))
-    x64 = float64_values(x, offs if row_map is RowMap.COMPACT else None)
-    out = x64.new_zeros(x.shape[0], w.shape[1 if transpose else 2], dtype=out_dtype)
+    x_values = exact_values(x, sum_dtype, offs if row_map is RowMap.COMPACT else None)
+    out = x_values.new_zeros(x.shape[0], w.shape[1 if transpose else 2], dtype=out_dtype)
     for g, (start, end) in enumerate(rows):
         if end > start:
-            w64 = float64_values(w[g])
-            out[start:end] = round_sums(x64[start:end] @ (w64.T if transpose else w64), out_dtype)
+            w_values = exact_values(w[g], sum_dtype)
+            out[start:end] = round_sums(
+                x_values[start:end] @ (w_values.T if transpose else w_values), out_dtype
+            )
     return out
 
 
-def float64_values(x: Operand, compact_offs: Tensor | None = None) -> Tensor:
-    """The exact float64 values of an operand.
+def float32_holds(a: Operand, b: Operand) -> bool:
+    """Whether float32 sums of a @ b.T lose nothing but their own rounding: no value, product or sum overflows.
+
+    Operand values are then exact in float32. A product below 2^-126 is rounded to a multiple of 2^-149, as in any
+    float32 accumulator. Reads the scales on the host.
+    """
+    largest = [int(x.scale.max()) if isinstance(x, MXTensor) and x.scale.numel() else 127 for x in (a, b)]
+    return max(largest) <= 200 and sum(largest) <= 2 * 127 + 60
+
+
+def exact_values(
+    x: Operand, dtype: torch.dtype = torch.float64, compact_offs: Tensor | None = None
+) -> Tensor:
+    """The values of an operand, exact in float64, and in float32 where they are below 2^128.
 
     `compact_offs` is needed for COMPACT rows with blocked scales: their scale rows are ALIGNED, so that every
     group's scales start on a tile.
     """
     if isinstance(x, Tensor):
-        return x.to(torch.float64)
+        return x.to(dtype)
     if compact_offs is not None and x.layout is ScaleLayout.BLOCKED_128X4:
         rows, length = x.shape
         rows_P = aligned_rows(rows, compact_offs.shape[0])
@@ -138,7 +165,7 @@ def float64_values(x: Operand, compact_offs: Tensor | None = None) -> Tensor:
         x = MXTensor(
             x.data, compact_rows(scale_P, compact_offs, rows), x.format, -1, ScaleLayout.LINEAR, x.shape
         )
-    return dequantize(x, torch.float64)
+    return dequantize(x, dtype)
 
 
 def row_ranges(offs: Tensor | None, rows: int, row_map: RowMap) -> list[tuple[int, int]]:
@@ -156,7 +183,7 @@ def row_ranges(offs: Tensor | None, rows: int, row_map: RowMap) -> list[tuple[in
 
 
 def round_sums(sums: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """float64 sums in the output dtype: through fp32, unless that is float64."""
+    """Sums in the output dtype: through fp32, unless that is float64."""
     return sums if out_dtype is torch.float64 else sums.to(torch.float32).to(out_dtype)
 
 

@@ -1,11 +1,13 @@
 """Every op on CPU tensors, by mx_core's reference; all formats, roundings, layouts and row maps.
 
-Exact where the contract is exact. Where it leaves rows unspecified this backend writes zeros.
+Exact where the contract is exact; GEMMs sum in fp32, as on a GPU, unless scales are so large that fp32 would overflow.
+Where the contract leaves rows unspecified this backend writes zeros.
 """
 
 import torch
 from mx_core import FORMATS, MXTensor, RowMap, ScaleLayout, quantize, reference
 from mx_core.groups import align_rows, is_real_row
+from mx_core.reference.gemm import float32_holds
 from mx_core.scale_layout import to_layout
 from torch import Tensor
 
@@ -128,12 +130,16 @@ class CpuBackend:
     ) -> Tensor:
         a_axis = -2 if problem.mode == "wgrad" else -1
         b_axis = -1 if problem.mode == "fprop" else -2
+        a_operand = _operand(a, a_scale, problem.a_format, a_axis)
+        b_operand = _operand(b, b_scale, problem.b_format, b_axis)
+        sum_dtype = torch.float32 if float32_holds(a_operand, b_operand) else torch.float64
         result = _GEMMS[problem.mode](
-            _operand(a, a_scale, problem.a_format, a_axis),
-            _operand(b, b_scale, problem.b_format, b_axis),
+            a_operand,
+            b_operand,
             offs,
             out_dtype=problem.out_dtype,
             row_map=problem.row_map,
+            sum_dtype=sum_dtype,
         )
         if out is None:
             return result
