@@ -73,7 +73,7 @@ class Sm100Backend(MemoryBoundBackend):
         tile = _forced or config.choose_tile(
             problem.mode, problem.a_format, rows, groups, columns, other, sms
         )
-        pointers = [address(x) for x in (a, a_scale, b, b_scale, offs, out) if x is not None]
+        pointers = [None if x is None else address(x) for x in (a, a_scale, b, b_scale, offs, out)]
         clusters = max(sms // tile.cluster_size, 1)
         kernel = _kernel(problem, tile, arch.target_of(a.device), arch.active_emulation())
         launch(kernel, a.device, *pointers, rows, n, k, groups, clusters)
@@ -97,7 +97,7 @@ def problem_key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey
         problem.a_format,
         problem.b_format,
         plain_format(problem.out_dtype),
-        problem.row_map is RowMap.ALIGNED,
+        problem.grouped and problem.row_map is RowMap.ALIGNED,
         problem.grouped,
         problem.accumulate,
         tile,

@@ -7,7 +7,7 @@ from cutlass import Float32, Int32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
+from mx_kernels.device.gemm_scheduler import UNIT, Extent, Work, next_work
 from mx_kernels.sm100.config import STORE_STAGES
 from mx_kernels.sm100.layouts import WARP_ROWS, KernelLayouts
 
@@ -111,7 +111,8 @@ class EpilogueRole(KernelLayouts):
         if cutlass.const_expr(not self.key.groups_along_k):
             rows = work.length
             if cutlass.const_expr(self.key.aligned):
-                rows = cute.ceil_div(rows, 128) * 128  # the padding of a 128-row unit is written, as zeros
+                # The padding of a 128-row unit is written, as zeros.
+                rows = cutlass.min(cute.ceil_div(rows, UNIT) * UNIT, extent.rows - work.start)
             view = mD[(None, None, work.start + rows)]
             row = row + extent.rows - rows
         return cute.local_tile(
