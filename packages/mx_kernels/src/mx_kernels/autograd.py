@@ -46,45 +46,53 @@ class MoeMlp(torch.autograd.Function):
     ) -> Tensor:
         ops, dtype = operands_of(recipe, backend), x_TD.dtype
         w1_row = _prepared(prepared, 0, recipe.format) or ops.weight_row(w1, dtype)
-        w2_row = _prepared(prepared, 2, recipe.format) or ops.weight_row(w2, dtype)
         x_row = ops.gather_row(x_TD, token_of)  # F1
         h = grouped_gemm("fprop", x_row, w1_row, offs, dtype, ALIGNED, backend)  # F2
+        del x_row, w1_row
+        w2_row = _prepared(prepared, 2, recipe.format) or ops.weight_row(w2, dtype)
         a_row = ops.swiglu(h, offs)  # F3
         y = grouped_gemm("fprop", a_row, w2_row, offs, dtype, ALIGNED, backend)  # F4
+        del a_row, w2_row
         ctx.recipe, ctx.backend, ctx.w_dtypes = recipe, backend, (w1.dtype, w2.dtype)
+        x_if_needed = x_TD if ctx.needs_input_grad[2] else None  # for dW1 only
         kept = prepared[4:] or (w1, w2)  # what the dgrads need
-        ctx.save_for_backward(x_TD, weights_Tk, h, slot_of, token_of, offs, *kept)
+        ctx.save_for_backward(x_if_needed, weights_Tk, h, slot_of, token_of, offs, *kept)
         return torch.ops.mx.combine(y, slot_of, weights_Tk, backend)  # F5
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor):  # pyrefly: ignore[bad-override]
-        (dout_TD,) = grads
         need_x, need_weights, need_w1, need_w2 = ctx.needs_input_grad[:4]
         recipe, backend = ctx.recipe, ctx.backend
         x_TD, weights_Tk, h, slot_of, token_of, offs, *kept = ctx.saved_tensors
-        ops, dtype = operands_of(recipe, backend), x_TD.dtype
+        ops, dtype = operands_of(recipe, backend), h.dtype
         if len(kept) == 2:
-            w1_col, w2_col = (ops.weight_col(w, dtype) for w in kept)
+            w1_col, w2_col = None, ops.weight_col(kept[1], dtype)
         else:
             w1_col, w2_col = _prepared(kept, 0, recipe.format), _prepared(kept, 2, recipe.format)
 
-        dout_TD = dout_TD.contiguous()
+        dout_TD = grads[0].contiguous()
         slot_weights = torch.ops.mx.slot_weights(weights_Tk, slot_of, token_of.shape[0], backend)
         if need_w2:  # B1
             dy_row, dy_col = ops.gather_dout(dout_TD, token_of, slot_weights)
         else:
             dy_row, dy_col = ops.gather_row(dout_TD, token_of), None
         da = grouped_gemm("dgrad", dy_row, w2_col, offs, dtype, ALIGNED, backend)  # B2
+        del dy_row, w2_col
         dh_row, dh_col, a_col, dw = ops.dswiglu(da, h, slot_weights, offs, need_w1 or need_w2)  # B3
+        del da
 
         dx = dweights = dw1 = dw2 = None
         if need_w2:  # B4
             dw2 = grouped_gemm("wgrad", dy_col, a_col, offs, ctx.w_dtypes[1], ALIGNED, backend)
+        del dy_col, a_col
         if need_w1:  # B6
             x_col = ops.gather_col(x_TD, token_of)
             dw1 = grouped_gemm("wgrad", dh_col, x_col, offs, ctx.w_dtypes[0], ALIGNED, backend)
+            del x_col
+        del dh_col
         if need_x:  # B5, B7
+            w1_col = w1_col or ops.weight_col(kept[0], dtype)
             dx_P = grouped_gemm("dgrad", dh_row, w1_col, offs, dtype, ALIGNED, backend)
             dx = torch.ops.mx.combine(dx_P, slot_of, None, backend)
         if need_weights:
