@@ -14,7 +14,7 @@ so that a thread's four rows are the four codes of a word. K keeps its natural o
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Constexpr, Int32, Uint8, Uint32
+from cutlass import BFloat16, Constexpr, Int32, Uint8, Uint16, Uint32
 from cutlass.cute import arch
 
 from mx_kernels.device.gemm_scheduler import next_work
@@ -68,7 +68,8 @@ class OperandRole(GemmRole):
         thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
         for step in cutlass.range_constexpr(self.key.tile.tile_n // DEQUANTIZE_THREADS):
             row = thread + step * DEQUANTIZE_THREADS
-            scale = [e8m0_to_f32(self.scale_byte(scales, row, first_block + block)) for block in range(2)]
+            both_blocks = self.scale_pair(scales, row, first_block)
+            scale = [e8m0_to_f32(pair_byte(both_blocks, block)) for block in range(2)]
             words = [self.load_words(self.vector(codes[(row, None)], 16, j), 16) for j in range(4)]
             for s in cutlass.range_constexpr(4):
                 pairs = [dequantize_fp8x4(words[j][s], [scale[j // 2]] * 4, fp8) for j in range(4)]
@@ -108,20 +109,14 @@ class OperandRole(GemmRole):
 
     @cute.jit
     def a_codes(self, codes: cute.Tensor):
-        """The thread's codes of one K tile, as words.
+        """What is read of a K tile before it is converted. codes: (rows, TILE_K) of this warpgroup.
 
-        codes: (rows, TILE_K) of this warpgroup. K-major: 4 words for each (wgmma, row half). MN-major: one word for each
-        of the thread's 16 K positions.
+        K-major: the thread's 4 words for each (wgmma, row half). MN-major: nothing yet, there are no registers for it.
         """
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
         if cutlass.const_expr(self.key.a_transposed):
-            return [
-                self.load_words(self.vector(codes[(None, 16 * s + 8 * h + 2 * j + p)], 4, i + 8 * warp), 4)[0]
-                for s in range(4)
-                for h in range(2)
-                for p in range(2)
-            ]
+            return codes
         return [
             self.load_words(self.vector(codes[(MMA_ROWS * t + 16 * warp + 8 * half + i, None)], 16, j), 16)
             for t in range(self.key.rows_per_consumer // MMA_ROWS)
@@ -131,16 +126,13 @@ class OperandRole(GemmRole):
     @cute.jit
     def a_scales(self, scales: cute.Tensor, first_row: Int32, first_block: Int32):
         """The thread's scales of one K tile. K-major: one for each (wgmma, row half), of the block that its codes lie in.
-        MN-major: four rows for each of the two blocks.
+        MN-major: the bytes of both blocks for each of four rows.
         """
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
         if cutlass.const_expr(self.key.a_transposed):
             row = first_row + 4 * (i + 8 * warp)
-            return [
-                [e8m0_to_f32(self.scale_byte(scales, row + r, first_block + block)) for r in range(4)]
-                for block in range(2)
-            ]
+            return [self.scale_pair(scales, row + r, first_block) for r in range(4)]
         return [
             e8m0_to_f32(
                 self.scale_byte(
@@ -154,19 +146,37 @@ class OperandRole(GemmRole):
     @cute.jit
     def a_fragment(self, codes, scales, fragment: cute.Tensor):
         """Codes and scales → wgmma's A registers. fragment: words ((1, row half, K half), wgmma, K step)."""
+        if cutlass.const_expr(self.key.a_transposed):
+            self.a_fragment_mn_major(codes, scales, fragment)
+        else:
+            self.a_fragment_k_major(codes, scales, fragment)
+
+    @cute.jit
+    def a_fragment_k_major(self, codes, scales, fragment: cute.Tensor):
         fp8 = self.key.a_format.removeprefix("mxfp8_")
         for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
-            for s in cutlass.range_constexpr(TILE_K // 16):
-                if cutlass.const_expr(not self.key.a_transposed):
-                    for half in cutlass.range_constexpr(2):
-                        pairs = dequantize_fp8x4(codes[2 * t + half][s], [scales[2 * t + half]] * 4, fp8)
-                        for h in cutlass.range_constexpr(2):
-                            fragment[((0, half, h), t, s)] = pairs[h]
-                else:
+            for half in cutlass.range_constexpr(2):
+                for s in cutlass.range_constexpr(TILE_K // 16):
+                    pairs = dequantize_fp8x4(codes[2 * t + half][s], [scales[2 * t + half]] * 4, fp8)
                     for h in cutlass.range_constexpr(2):
+                        fragment[((0, half, h), t, s)] = pairs[h]
+
+    @cute.jit
+    def a_fragment_mn_major(self, codes: cute.Tensor, scales, fragment: cute.Tensor):
+        fp8 = self.key.a_format.removeprefix("mxfp8_")
+        row, j = arch.lane_idx() // 4 + 8 * (arch.warp_idx() % 4), arch.lane_idx() % 4
+        for block in cutlass.range_constexpr(2):
+            scale = [e8m0_to_f32(pair_byte(scales[r], block)) for r in range(4)]
+            for s in cutlass.range_constexpr(2 * block, 2 * block + 2):
+                for h in cutlass.range_constexpr(2):
+                    k = 16 * s + 8 * h + 2 * j
+                    low, high = (
+                        self.load_words(self.vector(codes[(None, k + p)], 4, row), 4)[0] for p in range(2)
+                    )
+                    for t in cutlass.range_constexpr(2):
                         # Rows 2t and 2t + 1, each with its two K positions side by side.
-                        both = interleave_bytes(codes[4 * s + 2 * h], codes[4 * s + 2 * h + 1], upper=t == 1)
-                        first, second = scales[s // 2][2 * t], scales[s // 2][2 * t + 1]
+                        both = interleave_bytes(low, high, upper=t == 1)
+                        first, second = scale[2 * t], scale[2 * t + 1]
                         pairs = dequantize_fp8x4(both, [first, first, second, second], fp8)
                         for half in cutlass.range_constexpr(2):
                             fragment[((0, half, h), t, s)] = pairs[half]
@@ -177,6 +187,12 @@ class OperandRole(GemmRole):
     def scale_byte(self, scales: cute.Tensor, row: Int32, block: Int32) -> Uint32:
         """scales: (512, tiles) bytes of one stage, blocked 128 x 4."""
         return Uint32(scales[row % 32 * 16 + row % 128 // 32 * 4 + block, row // 128])
+
+    @cute.jit
+    def scale_pair(self, scales: cute.Tensor, row: Int32, first_block: Int32) -> Uint32:
+        """The scale bytes of a row's blocks `first_block` (even) and the next, in the low 16 bits."""
+        pairs = cute.recast_tensor(scales, Uint16)
+        return Uint32(pairs[row % 32 * 8 + row % 128 // 32 * 2 + first_block // 2, row // 128])
 
     @cute.jit
     def vector(self, x: cute.Tensor, count: Constexpr[int], index: Int32) -> cute.Tensor:
@@ -198,6 +214,11 @@ class OperandRole(GemmRole):
         for i in cutlass.range_constexpr(len(words)):
             values[i] = words[i]
         cute.autovec_copy(cute.recast_tensor(values, BFloat16), target)
+
+
+def pair_byte(pair: Uint32, block: int) -> Uint32:
+    """One byte of a `scale_pair`."""
+    return pair >> Uint32(8) if block else pair & Uint32(0xFF)
 
 
 assert TILE_K == 64, "the K orders above are those of a tile of 64"

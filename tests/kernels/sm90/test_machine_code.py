@@ -1,0 +1,69 @@
+"""What ptxas makes of the kernels that `choose_tile` picks: no spills, no serialised wgmmas, the expected instructions."""
+
+import re
+
+import cutlass.cute as cute
+import pytest
+from mx_kernels.sm90.config import SMEM_BYTES, TILE_K, GemmKey, TileConfig, choose_tile, why_impossible
+from mx_kernels.sm90.gemm import GroupedGemm
+
+E4M3 = "mxfp8_e4m3"
+
+
+def key(mode: str, format: str = "bf16", tile: TileConfig | None = None, **changes) -> GemmKey:
+    tile = tile or choose_tile(mode, format != "bf16", rows=65536, groups=64, columns=2048)
+    fields = {"out_dtype": "bf16", "aligned": True, "grouped": True, "accumulate": False} | changes
+    return GemmKey(mode, format, format, tile=tile, **fields)
+
+
+FEW_ROWS = {
+    scaled: choose_tile("fprop", scaled, rows=16384, groups=128, columns=2048) for scaled in (False, True)
+}
+KEYS = [
+    *(key(mode, format) for mode in ("fprop", "dgrad", "wgrad") for format in ("bf16", E4M3)),
+    key("fprop", tile=FEW_ROWS[False]),
+    key("dgrad", E4M3, tile=FEW_ROWS[True]),
+    key("fprop", out_dtype="fp32", aligned=False),
+    key("wgrad", E4M3, out_dtype="fp32", accumulate=True),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda k: f"{k.mode}-{k.a_format}-{k.tile}-{k.out_dtype}")
+def test_no_spills_and_asynchronous_wgmmas(key, tmp_path, capfd):
+    options = f"--gpu-arch sm_90a --keep-ptx --dump-dir {tmp_path} remarks{{ptx}}"
+    compiled = cute.compile(*GroupedGemm(key).build(), options=options)
+    report = "".join(capfd.readouterr())
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    assert "serialized" not in report, report
+    assert "setmaxnreg" not in report, report  # "'setmaxnreg' ignored"
+    ptx = compiled.__ptx__
+    assert not re.search(r"\b(ld|st)\.local", ptx)
+    wgmmas = len(re.findall(r"wgmma\.mma_async", ptx))
+    assert wgmmas == TILE_K // 16 * key.rows_per_consumer // 64
+    assert f"m64n{key.tile.tile_n}k16" in ptx
+
+
+def test_stages_fill_shared_memory():
+    for k in KEYS:
+        used = k.stages * k.stage_bytes
+        assert k.stages >= 3
+        assert used <= SMEM_BYTES
+        assert used + k.stage_bytes + 32 * 1024 > SMEM_BYTES - k.b_stages * k.tile.tile_n * TILE_K * 2
+
+
+@pytest.mark.parametrize(
+    ("impossible", "reason"),
+    [
+        (key("fprop", "mxfp4"), "takes bf16, mxfp8_e4m3, mxfp8_e5m2 operands, got mxfp4"),
+        (key("fprop", E4M3, TileConfig(128, 256)), "tile_n: expected 128"),
+        (key("wgrad", E4M3, TileConfig(128, 128)), "tile_m: wgrad of MXFP8"),
+        (key("wgrad", E4M3, aligned=False), "expected ALIGNED rows"),
+        (key("fprop", tile=TileConfig(256, 256)), "accumulators"),
+        (key("fprop", tile=TileConfig(cluster_m=3)), "cluster: expected 1, 2, 4 or 8 CTAs, got 3 x 1"),
+        (key("fprop", accumulate=True), "only wgrad into an fp32 output accumulates"),
+    ],
+)
+def test_impossible_kernels_say_why(impossible, reason):
+    assert reason in why_impossible(impossible)
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        GroupedGemm(impossible)
