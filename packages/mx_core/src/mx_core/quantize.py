@@ -115,6 +115,12 @@ def _split_blocks(x: Tensor, axis: int) -> Tensor:
 def _join_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
     """The inverse of `_split_blocks` for a tensor of this shape; contiguous."""
     position = len(shape) + axis
-    padded = _scale_shape(shape, axis)[position] * BLOCK_SIZE
+    length, padded = shape[axis], _scale_shape(shape, axis)[position] * BLOCK_SIZE
     whole = blocks.reshape(*shape[:position], padded, *shape[position + 1 :])
-    return whole.narrow(axis, 0, shape[axis]).contiguous()
+    if padded == length:
+        return whole
+    if torch.compiler.is_compiling():
+        # Inductor's C++ backend (seen in torch 2.15) turns a loop over `length` that divides by 32 into one of
+        # length // 32 steps of 32, without the rest. Indices that it cannot see through (the "| 0") prevent it.
+        return whole.index_select(axis, torch.arange(length, device=whole.device) | 0)
+    return whole.narrow(axis, 0, length).contiguous()
