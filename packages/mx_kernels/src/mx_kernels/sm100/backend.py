@@ -41,7 +41,10 @@ class Sm100Backend(MemoryBoundBackend):
             return f"needs tcgen05 tensor cores, which {arch.describe(device)} does not have"
         reason = super().why_not(problem, device)
         if reason is None and isinstance(problem, GemmProblem):
-            return config.why_impossible(problem_key(problem, config.TILES[0]))
+            try:
+                problem_key(problem, config.TILES[0])
+            except ValueError as error:
+                return str(error)
         return reason
 
     def grouped_gemm(

@@ -120,8 +120,15 @@ class MemoryPlan:
     sfb_tiles: int  # scale tiles that the columns of one tile touch
     acc_stages: int  # accumulators that can be full at a time
     acc_stride: int  # TMEM columns from one accumulator to the other
-    sfa_column: int
-    sfb_column: int
+    scale_columns: int  # the last TMEM columns: SFA, then SFB
+
+    @property
+    def sfa_column(self) -> int:
+        return TMEM_COLUMNS - self.scale_columns
+
+    @property
+    def sfb_column(self) -> int:
+        return self.sfa_column + SCALE_TILE_COLUMNS
 
     @property
     def acc_shared(self) -> bool:
@@ -147,8 +154,7 @@ class MemoryPlan:
             sfb_tiles=sfb_tiles,
             acc_stages=2 if acc_stride == tile.tile_n else 1,
             acc_stride=acc_stride,
-            sfa_column=free,
-            sfb_column=free + SCALE_TILE_COLUMNS,
+            scale_columns=scale_columns,
         )
 
 

@@ -18,7 +18,11 @@ class GemmBackend:
 
     def why_not_gemm(self, problem: GemmProblem) -> str | None:
         """Why the kernel cannot run this GEMM."""
-        return config.why_impossible(_key(problem, config.TileConfig()))
+        try:
+            _key(problem, config.TileConfig())
+        except ValueError as error:
+            return str(error)
+        return None
 
     def grouped_gemm(
         self,
