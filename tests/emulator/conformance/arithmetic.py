@@ -146,7 +146,7 @@ _HALF = {
 }  # fmt: skip
 
 APPROXIMATE_ULPS = {
-    "ex2": 2, "rcp": 1, "rsqrt": 2, "sqrt": 1, "tanh": 128, "div.approx": 2, "div.full": 2,
+    "ex2": 2, "rcp": 1, "rsqrt": 2, "sqrt": 1, "tanh": 132, "div.approx": 2, "div.full": 2,
 }  # fmt: skip
 """Largest distance of the hardware from the rounded value, seen on an H200 over the inputs here."""
 _APPROXIMATE = {
