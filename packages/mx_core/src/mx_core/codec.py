@@ -16,7 +16,11 @@ from mx_core.static import static_format
 
 _INF_BITS = 0x7F80_0000
 
-_STORAGE_DTYPES = {MXFP8_E4M3: torch.float8_e4m3fn, MXFP8_E5M2: torch.float8_e5m2, MXINT8: torch.int8}
+_STORAGE_DTYPES = {  # by name: torch.compile takes strings for constants, and would hash a format field by field
+    MXFP8_E4M3.name: torch.float8_e4m3fn,
+    MXFP8_E5M2.name: torch.float8_e5m2,
+    MXINT8.name: torch.int8,
+}
 
 
 def encode(x: Tensor, format: ElementFormat) -> Tensor:
@@ -141,7 +145,7 @@ def from_storage(data: Tensor, format: ElementFormat, n: int) -> Tensor:
 
 def storage_dtype(format: ElementFormat) -> torch.dtype:
     """The torch dtype of element data."""
-    return _STORAGE_DTYPES.get(format, torch.uint8)
+    return _STORAGE_DTYPES.get(format.name, torch.uint8)
 
 
 def _packing(format: ElementFormat) -> tuple[int, int]:
