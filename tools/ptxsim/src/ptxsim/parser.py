@@ -75,6 +75,8 @@ class Instruction:
     text: str
     scope: Scope
     source: str | None = None
+    site: int = 0
+    """Number of the instruction in its kernel: what runtime reports refer to."""
 
     @property
     def full(self) -> str:
@@ -268,6 +270,7 @@ def parse_body(kernel: Kernel, files: dict[int, str] | None = None) -> list[Inst
             _declare(statement, scope, kernel)
         else:
             items.append(_parse_instruction(statement, line, source, scope))
+            items[-1].site = len(items)
         line += text.count("\n", pos, end)
         pos = end + 1
 

@@ -56,9 +56,7 @@ class Program:
         return list(self._initial)
 
     def describe_line(self, line: int) -> str:
-        text = self.translation.texts.get(line)
-        source = self.translation.sources.get(line)
-        return f"line {line}" + (f" `{text[:90]}`" if text else "") + (f" ({source})" if source else "")
+        return self.translation.sites.get(line, f"instruction {line}")
 
     def _allocate(self, variable: Any) -> int:
         """Memory of a module variable; returns its address."""

@@ -13,7 +13,7 @@ from . import api
 
 @pytest.fixture
 def emulated_gpu() -> Iterator[Callable[..., api.GPU]]:
-    """A function that enters an emulated GPU for the rest of the test: `g = emulated_gpu("sm_100a", schedule="late")`."""
+    """Enters an emulated GPU for the rest of the test when called, as in `g = emulated_gpu("sm_100a", schedule="late")`."""
     with ExitStack() as stack:
 
         def enter(arch: str = "sm_100a", **options: Any) -> api.GPU:

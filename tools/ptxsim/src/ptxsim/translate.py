@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .core.values import UNDEF, UNDEF_PREDICATE
 from .errors import PtxsimError, Unsupported
 from .isa import HANDLERS, Modifiers
-from .parser import Instruction, Kernel, Label, Module, constant, parse_body, split_operands
+from .parser import WIDTH, Instruction, Kernel, Label, Module, constant, parse_body, split_operands
 
 TRANSLATOR_VERSION = 1
 """Part of the disk cache key: raise it when translated code changes."""
@@ -42,8 +42,8 @@ class Translation:
     """One entry per pinned register: True for a predicate."""
     opcodes: list[dict[str, int]]
     """Opcode counts of each block."""
-    sources: dict[int, str] = field(default_factory=dict)
-    texts: dict[int, str] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)
+    """Instruction number → how reports name it: PTX line, text, Python source line."""
     granule: int = 16
     """Smallest access to shared memory in bytes: the grain of the race detector."""
     static_shared: int = 0
@@ -77,10 +77,6 @@ class Emitter:
     def mask(self) -> str:
         """Name of the active-lane mask."""
         return "pm" if self.guarded else "None" if self.full else "m"
-
-    @property
-    def line(self) -> int:
-        return self.ins.line
 
     # ---- operands
     def operands(self, token: str) -> list[str]:
@@ -214,11 +210,10 @@ class Translator:
             "\n".join(source),
             len(blocks),
             [len(b) for b in blocks],
-            [b[0].line for b in blocks],
+            [b[0].site for b in blocks],
             [self.types[key] == "pred" for key in self.index],
             [_count(b) for b in blocks],
-            {ins.line: ins.source for ins in flat if ins.source},
-            {ins.line: ins.text for ins in flat},
+            {ins.site: _describe(ins) for ins in flat},
             shared_granule(flat),
         )
 
@@ -244,6 +239,7 @@ class Translator:
                 item.text,
                 item.scope,
                 item.source,
+                item.site,
             )
             item.guard = None
             out += [branch, item, Label(skip)]
@@ -373,6 +369,10 @@ class Translator:
         return ended
 
 
+def _describe(ins: Instruction) -> str:
+    return f"line {ins.line} `{ins.text[:90]}`" + (f" ({ins.source})" if ins.source else "")
+
+
 def _count(block: list[Instruction]) -> dict[str, int]:
     out: dict[str, int] = {}
     for ins in block:
@@ -382,8 +382,6 @@ def _count(block: list[Instruction]) -> dict[str, int]:
 
 def shared_granule(instructions: list[Instruction]) -> int:
     """Narrowest access that may touch shared memory."""
-    from .parser import WIDTH
-
     granule = 16
     for ins in instructions:
         if ins.op in ("ld", "st", "atom", "red") and not any(
@@ -396,8 +394,10 @@ def shared_granule(instructions: list[Instruction]) -> int:
         elif ins.full.startswith(("cp.async.ca", "cp.async.cg")):
             number = constant(ins.operands[2], 32)
             granule = min(granule, number or 4, 4 if len(ins.operands) > 3 and ins.operands[3] else 16)
-        elif ins.full.startswith("tcgen05.alloc") or ins.full.startswith("st.async"):
+        elif ins.full.startswith("tcgen05.alloc"):
             granule = min(granule, 4)
+        elif ins.op == "mbarrier":
+            granule = min(granule, 8)
     return max(granule, 1)
 
 
@@ -427,15 +427,14 @@ def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[in
             touched = [] if kind == "wgmma.mma_async" else [r for r in reads + writes if r in pending]
             if touched:
                 slots = sorted({t.index[r] for r in touched if r in t.index})
-                checks[id(ins)] = [f"check_pending(W, {slots}, {ins.line})"]
+                checks[id(ins)] = [f"check_pending(W, {slots}, {ins.site})"]
             if kind in ("tcgen05.ld", "wgmma.mma_async"):
                 pending.update(writes)
             elif ins.full.startswith("tcgen05.wait::ld") or (
                 kind == "wgmma.wait_group" and constant(ins.operands[0], 32) == 0
             ):
                 pending.clear()
-        for nxt in successors[i]:
-            work.append((nxt, frozenset(pending)))
+        work.extend((nxt, frozenset(pending)) for nxt in successors[i])
     return checks
 
 

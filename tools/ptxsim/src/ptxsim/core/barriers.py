@@ -256,7 +256,7 @@ def mbarrier_wait(
     return Wait(
         ready,
         next_block,
-        lambda: f"line {line}: mbarrier {barrier.address:#x}, {wanted} ({barrier.state()})",
+        lambda: f"{machine.describe_line(line)}: mbarrier {barrier.address:#x}, {wanted} ({barrier.state()})",
         succeed,
         fail,
     )
@@ -343,7 +343,9 @@ def barrier_sync(
     return Wait(
         lambda: barrier.generation != generation,
         next_block,
-        lambda: f"line {line}: barrier {i} ({barrier.threads}/{barrier.expected} threads arrived)",
+        lambda: (
+            f"{W.machine.describe_line(line)}: barrier {i} ({barrier.threads}/{barrier.expected} threads arrived)"
+        ),
         lambda: W.acquire(barrier.settled),
     )
 
@@ -383,7 +385,9 @@ def barrier_reduce(
     return Wait(
         lambda: barrier.generation != generation,
         next_block,
-        lambda: f"line {line}: barrier {i} ({barrier.threads}/{barrier.expected} threads arrived)",
+        lambda: (
+            f"{W.machine.describe_line(line)}: barrier {i} ({barrier.threads}/{barrier.expected} threads arrived)"
+        ),
         finish,
     )
 
@@ -429,7 +433,9 @@ def cluster_wait(W: Warp, m: Mask, relaxed: bool, next_block: int, line: int) ->
     return Wait(
         lambda: cluster.generation != generation,
         next_block,
-        lambda: f"line {line}: barrier.cluster.wait ({len(cluster.arrived)} warps arrived)",
+        lambda: (
+            f"{W.machine.describe_line(line)}: barrier.cluster.wait ({len(cluster.arrived)} warps arrived)"
+        ),
         finish,
     )
 

@@ -131,9 +131,11 @@ def float_to_float(dst: str, src: str, mode: str | None, opt: str, a: Value) -> 
         return nearest_bf16(a)
     uniform = type(a) is not Array
     x = to_float(a, src)
+    if dst == "f32" and src == "bf16" and mode is None and not opt:
+        return a << 16
     if dst == "f32" and mode is None and not opt:  # widening is exact
         return from_float(x.astype(np.float32), "f32", uniform)
-    if "z" in opt and (src == "f32" or dst == "f32"):
+    if "z" in opt and src == "f32":
         x = flush(x, src)
     if mode in _INTEGER_ROUND:
         x = np.copysign(_INTEGER_ROUND[mode](wide(x)), wide(x)).astype(x.dtype)
@@ -148,12 +150,13 @@ def float_to_float(dst: str, src: str, mode: str | None, opt: str, a: Value) -> 
 
 
 def _to_tf32(x: Array, mode: str, opt: str, uniform: bool) -> Value:
-    """tf32 keeps 10 mantissa bits of an f32; its NaN is the rounded-down canonical one."""
+    """tf32 keeps 10 mantissa bits of an f32; NaN is the truncated canonical one, with .rna the truncated operand."""
     nan = np.isnan(x)
+    truncated = x.view(np.uint32) & np.uint32(0xFFFFE000)
     r = round_bits(wide(clamp(x, opt)), 10, -126, mode, 2.0**128).astype(np.float32)
     if "f" in opt:
         r = np.clip(r, -np.float32(2.0**128 * (1 - 2.0**-11)), np.float32(2.0**128 * (1 - 2.0**-11)))
-    bits = np.where(nan, np.uint32(0x7FFFE000), r.view(np.uint32))
+    bits = np.where(nan, truncated if mode == "rna" else np.uint32(0x7FFFE000), r.view(np.uint32))
     return _out(bits, uniform)
 
 

@@ -106,7 +106,7 @@ def check_operand(
     _, offsets, end = _chunks((descriptor, blackwell, mn_major, rows, row_bytes, element))
     if end > cta.size:
         raise Fault(
-            f"{accessor}, line {line}: matrix descriptor {descriptor:#x} reaches {end:#x}, beyond shared memory"
+            f"{accessor}, {cta.machine.describe_line(line)}: matrix descriptor {descriptor:#x} reaches {end:#x}, beyond shared memory"
         )
     if cta.shadow:
         cta.shadow.read(clock, 1, offsets, 16, actor, epoch, line, accessor)

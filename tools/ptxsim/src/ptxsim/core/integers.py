@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .values import LANES, M32, M64, U64, Array, Value, logical_not, spread
+from .values import M32, M64, U64, Array, Value, spread
 
 
 def _mask(width: int) -> int:
@@ -161,11 +161,7 @@ def permute_bytes(a: Value, b: Value, c: Value, mode: str | None) -> Value:
 
         def one(a: int, b: int, c: int) -> int:
             pair = (b << 32) | a
-            return sum(
-                (pair >> 8 * _PERMUTE_MODES[mode](i, c & (3 if mode not in ("f4e", "b4e") else 3)) & 255)
-                << 8 * i
-                for i in range(4)
-            )
+            return sum((pair >> 8 * _PERMUTE_MODES[mode](i, c & 3) & 255) << 8 * i for i in range(4))
 
         return per_lane(one, a, b, c)
     if not any(type(v) is Array for v in (a, b, c)):
@@ -202,9 +198,14 @@ def lop3(a: Value, b: Value, c: Value, table: int) -> Value:
     return r
 
 
+def _field(position: int, length: int, width: int) -> tuple[int, int]:
+    """Of 32-bit fields the low 8 bits of position and length count; 64-bit ones use all 32 (seen on an H200)."""
+    return (position & 255, length & 255) if width == 32 else (min(position, width), min(length, width))
+
+
 def bit_field_extract(a: Value, position: Value, length: Value, width: int, is_signed: bool) -> Value:
     def one(a: int, p: int, n: int) -> int:
-        p, n = p & 255, n & 255
+        p, n = _field(p, n, width)
         if n == 0:
             return 0
         if p >= width:
@@ -223,7 +224,7 @@ def bit_field_extract(a: Value, position: Value, length: Value, width: int, is_s
 
 def bit_field_insert(a: Value, b: Value, position: Value, length: Value, width: int) -> Value:
     def one(a: int, b: int, p: int, n: int) -> int:
-        p, n = p & 255, n & 255
+        p, n = _field(p, n, width)
         if p >= width or n == 0:
             return b
         field = (_mask(n) << p) & _mask(width)
@@ -337,10 +338,6 @@ def compare(op: str, a: Value, b: Value, width: int, is_signed: bool) -> Value:
     return {"eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[base]
 
 
-def conditional_not(a: Value) -> Value:
-    return select_zero(a)
-
-
 def select_zero(a: Value) -> Value:
     """cnot: 1 where a is 0."""
     return np.where(a == 0, U64(1), U64(0)) if type(a) is Array else int(a == 0)
@@ -351,6 +348,3 @@ def pack_128(low: Value, high: Value) -> int:
     if type(low) is Array or type(high) is Array:
         low, high = int(spread(low)[0]), int(spread(high)[0])
     return low | high << 64
-
-
-__all__ = ["LANES", "logical_not"]

@@ -15,15 +15,6 @@ from typing import Any
 import numpy as np
 
 
-NEVER = -1
-BARRIER_OBJECT = -2
-"""Shadow writer of the 8 bytes of a live mbarrier."""
-
-
-_count = np.count_nonzero
-_minimum = np.minimum.reduce
-
-
 class Clock:
     """One vector clock; `v` has shape (2, actors)."""
 

@@ -87,7 +87,12 @@ def tmem_alloc(
     if place() is not None:
         take()
         return next_block
-    return Wait(lambda: place() is not None, next_block, f"line {line}: tcgen05.alloc of {n} columns", take)
+    return Wait(
+        lambda: place() is not None,
+        next_block,
+        lambda: f"{W.machine.describe_line(line)}: tcgen05.alloc of {n} columns",
+        take,
+    )
 
 
 def tmem_dealloc(W: Warp, m: Mask, a: Value, columns: Value, group: int, line: int) -> None:
@@ -245,7 +250,7 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
         for barrier in barriers:
             barrier.gather.join(known)
             stream.complete(barrier.gather, epoch)
-            barrier.arrive(W.machine, 1, f"tcgen05.commit of {W.name}, line {line}")
+            barrier.arrive(W.machine, 1, f"tcgen05.commit by {who(W, line)}")
         W.cluster.order.drop(known)
 
     W.machine.engine.issue(arrive, line, stream.pipe)

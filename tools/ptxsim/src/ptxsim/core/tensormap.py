@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import Fault
 from . import hostmem
-from .memory import SHARED_WINDOW, shared_location
+from .memory import SHARED_WINDOW, shared_location, who
 from .values import M32, Mask, Value, lane, lanes
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class TensorMap:
         self.nan_fill = bool(flags >> 15 & 1)
         self.tf32 = bool(flags >> 16 & 1)
         self.ftz = kind == 8
+        """f32 with flush-to-zero: loads keep subnormals all the same (seen on an H200); reductions are refused."""
         if kind not in _TYPES:
             raise Fault(f"TMA: data type {kind} of the tensor map is not modelled")
         bits, self.type = _TYPES[kind]
@@ -98,11 +99,9 @@ _decode = lru_cache(maxsize=4096)(TensorMap)
 
 def tensor_map_at(W: Warp, address: int, line: int) -> TensorMap:
     if address % 64:
-        raise Fault(f"TMA: tensor map at {address:#x} is not 64-byte aligned ({W.name}, line {line})")
+        raise Fault(f"TMA: tensor map at {address:#x} is not 64-byte aligned ({who(W, line)})")
     if address >> 56 == SHARED_WINDOW >> 56:
-        raise Fault(
-            f"TMA: a tensor map must be in global, constant or parameter memory ({W.name}, line {line})"
-        )
+        raise Fault(f"TMA: a tensor map must be in global, constant or parameter memory ({who(W, line)})")
     W.machine.memory.check(address, address + 128, "tensor map read", W, line)
     return _decode(hostmem.read_bytes(address, 64))
 

@@ -13,7 +13,6 @@ from ..errors import Fault
 from . import hostmem
 from .barriers import MBarrier, find_mbarrier
 from .engine import Op
-from .floats import flush
 from .integers import signed
 from .memory import combine, shared_location, who
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, SHARED_POISON, BulkGroup, Wait, Yield
@@ -176,23 +175,17 @@ def _read_box(t: TensorMap, coordinates: list[int]) -> Array:
     clipped = _clip(t, coordinates)
     if clipped is not None:
         address, shape, strides, inside = clipped
-        box[inside] = hostmem.strided(address, shape, strides, _UINT[t.element])
-    if t.tf32 or t.ftz:
-        box = _convert_loaded(t, box)
+        data = hostmem.strided(address, shape, strides, _UINT[t.element])
+        box[inside] = _to_tf32(data) if t.tf32 else data
     return np.ascontiguousarray(box).view(np.uint8).reshape(-1, t.inner_bytes)
 
 
-def _convert_loaded(t: TensorMap, box: Array) -> Array:
-    """f32 maps with flush-to-zero, and tf32 maps, convert on load."""
-    x = box.view(np.float32)
-    if t.ftz:
-        x = flush(x, "f32").astype(np.float32)
-    if t.tf32:
-        bits = x.view(np.uint32)
-        rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-        special = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
-        x = np.where(special, bits & np.uint32(0xFFFFE000), rounded).view(np.float32)
-    return x.view(np.uint32)
+def _to_tf32(bits: Array) -> Array:
+    """tf32 maps round on load: nearest, ties away; NaN becomes 0x7fffe000."""
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    special = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+    nan = special & ((bits & np.uint32(0x7FFFFF)) != 0)
+    return np.where(nan, np.uint32(0x7FFFE000), np.where(special, bits, rounded))
 
 
 def tma_load(
@@ -266,6 +259,13 @@ def tma_store(
     for i in _issuers(W, m, line, what, tensor_map, src, *coordinates, once=op is None):
         t = tensor_map_at(W, lane(tensor_map, i), line)
         at = _coordinates(W, t, coordinates, i, line, what, scatter)
+        if op is not None and t.ftz:
+            raise Fault(f"{what} on an f32 tensor map with flush-to-zero is not modelled: {who(W, line)}")
+        if t.rank == 1 and op is None and t.sizes[0] * t.element % 16 and at[0] + t.box[0] > t.sizes[0]:
+            raise Fault(
+                f"{what}: a tensor of {t.sizes[0] * t.element} bytes is no multiple of 16, and the hardware writes the rest "
+                f"of its last 16 bytes too: {who(W, line)}"
+            )
         if min(at) < 0:
             raise Fault(f"{what}: negative coordinate {at} (illegal instruction on hardware): {who(W, line)}")
         boxes = [[at[0], row] for row in at[1:]] if scatter else [at]
@@ -307,14 +307,17 @@ def _tensor_writer(t: TensorMap, boxes: list[list[int]], op: str | None) -> Any:
 
 
 def reduce_arrays(op: str, ty: str, old: Array, new: Array) -> Array:
-    """Element-wise reduction on bit patterns of type `ty`; f32 additions flush subnormals as global atomics do."""
-    if ty in _FLOAT and op in ("add", "min", "max"):
+    """Element-wise reduction on bit patterns of type `ty`."""
+    if ty in _FLOAT and op == "add":
+        x, y = (np.ascontiguousarray(v).view(_FLOAT[ty]) for v in (old, new))
+        r = (x + y).astype(_FLOAT[ty])  # two bf16 or f16 summed in f32: rounding twice is harmless
+        canonical = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}.get(ty)
+        bits = r.view(old.dtype)
+        return bits if canonical is None else np.where(r != r, old.dtype.type(canonical), bits)
+    if ty in _FLOAT:
         flat = [
-            combine(op, ty, int(x), int(y), flush=True)
-            for x, y in zip(old.reshape(-1), new.reshape(-1), strict=True)
+            combine(op, ty, int(x), int(y)) for x, y in zip(old.reshape(-1), new.reshape(-1), strict=True)
         ]
-        if op == "add" and ty == "f32":
-            return _add_f32(old, new)
         return np.array(flat, dtype=old.dtype).reshape(old.shape)
     if op == "add":
         return old + new
@@ -327,12 +330,6 @@ def reduce_arrays(op: str, ty: str, old: Array, new: Array) -> Array:
     if op == "inc":
         return np.where(old >= new, 0, old + 1).astype(old.dtype)
     return np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype)
-
-
-def _add_f32(old: Array, new: Array) -> Array:
-    x, y = (flush(np.ascontiguousarray(v).view(np.float32), "f32") for v in (old, new))
-    r = flush(x + y, "f32").astype(np.float32)
-    return np.where(np.isnan(r), np.uint32(0x7FFFFFFF), r.view(np.uint32))
 
 
 def _start_store(W: Warp, i: int, cta: CTA, index: Any, what: str, line: int, read: Any, write: Any) -> None:

@@ -30,7 +30,11 @@ def converge(W: Warp, m: Mask, members: Value, line: int, what: str) -> Wait | N
     if not missing:
         return None
     block = W.current_group.block
-    return Wait(lambda: False, block, f"line {line}: {what} waits for lanes {missing:#x} of its warp")
+    return Wait(
+        lambda: False,
+        block,
+        f"{W.machine.describe_line(line)}: {what} waits for lanes {missing:#x} of its warp",
+    )
 
 
 def need_full_warp(W: Warp, m: Mask, line: int, what: str) -> None:

@@ -183,6 +183,8 @@ def wgmma_wait(W: Warp, n: int, next_block: int, line: int) -> int | Wait:
     return Wait(
         ready,
         next_block,
-        f"line {line}: wgmma.wait_group {n} (other warps of the warpgroup have not committed)",
+        lambda: (
+            f"{W.machine.describe_line(line)}: wgmma.wait_group {n} (other warps of the warpgroup have not committed)"
+        ),
         finish,
     )

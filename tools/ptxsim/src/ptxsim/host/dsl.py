@@ -178,7 +178,9 @@ def _patch_hardware_info(stack: ExitStack, gpu: GPU) -> None:
         return
     answers = {
         "__init__": lambda self, *a, **k: None,
-        "get_max_active_clusters": lambda self, cluster_size, *a, **k: max(gpu.machine.sms // cluster_size, 1),
+        "get_max_active_clusters": lambda self, cluster_size, *a, **k: max(
+            gpu.machine.sms // cluster_size, 1
+        ),
         "get_l2_cache_size_in_bytes": lambda self: 126 << 20,
         "get_device_multiprocessor_count": lambda self: gpu.machine.sms,
     }

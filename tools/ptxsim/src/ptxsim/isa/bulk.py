@@ -28,17 +28,17 @@ def cp(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         mods.left.clear()
         return False
     if mods.flag("commit_group"):
-        e.emit(f"{'bulk' if bulk else 'copy'}_commit(W, {e.mask}, {ins.line})")
+        e.emit(f"{'bulk' if bulk else 'copy'}_commit(W, {e.mask}, {ins.site})")
         return False
     if mods.flag("wait_all"):
-        e.emit(f"return copy_wait(W, 0, {e.next_block}, {ins.line})")
+        e.emit(f"return copy_wait(W, 0, {e.next_block}, {ins.site})")
         return True
     if mods.flag("wait_group"):
         n = int(ins.operands[0], 0)
         if bulk:
-            e.emit(f"return bulk_wait(W, {e.mask}, {n}, {mods.flag('read')}, {e.next_block}, {ins.line})")
+            e.emit(f"return bulk_wait(W, {e.mask}, {n}, {mods.flag('read')}, {e.next_block}, {ins.site})")
         else:
-            e.emit(f"return copy_wait(W, {n}, {e.next_block}, {ins.line})")
+            e.emit(f"return copy_wait(W, {n}, {e.next_block}, {ins.site})")
         return True
     if not bulk:
         if mods.flag("mbarrier"):
@@ -46,7 +46,7 @@ def cp(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
             noinc = mods.flag("noinc")
             mods.one_of("shared", "shared::cta", default=None)
             mods.hints("b64")
-            e.emit(f"copy_mbarrier_arrive(W, {e.addr(ins.operands[0])}, {noinc}, {e.mask}, {ins.line})")
+            e.emit(f"copy_mbarrier_arrive(W, {e.addr(ins.operands[0])}, {noinc}, {e.mask}, {ins.site})")
         else:
             memory.cp_async(e, ins, mods)
         return False
@@ -91,7 +91,7 @@ def _tensor(e: Emitter, ins: Instruction, mods: Modifiers, reduce: bool) -> None
         mask = e.val(operands[3], 16) if multicast else "None"
         e.emit(
             f"tma_load(W, {e.addr(operands[0])}, {tensor_map}, {coordinates}, {rank}, {mode == 'tile::gather4'}, "
-            f"{e.addr(operands[2])}, {mask}, {pair}, {e.mask}, {ins.line})"
+            f"{e.addr(operands[2])}, {mask}, {pair}, {e.mask}, {ins.site})"
         )
         return
     mods.pick("bulk_group")
@@ -101,7 +101,7 @@ def _tensor(e: Emitter, ins: Instruction, mods: Modifiers, reduce: bool) -> None
     tensor_map, coordinates = _coordinates(e, operands[0])
     e.emit(
         f"tma_store(W, {tensor_map}, {coordinates}, {rank}, {mode == 'tile::scatter4'}, {e.addr(operands[1])}, {op!r}, "
-        f"{e.mask}, {ins.line})"
+        f"{e.mask}, {ins.site})"
     )
 
 
@@ -117,10 +117,10 @@ def _bulk(e: Emitter, ins: Instruction, mods: Modifiers, reduce: bool) -> None:
         if src == "global":
             mask = e.val(operands[4], 16) if multicast else "None"
             e.emit(
-                f"bulk_load(W, {address_to}, {address_from}, {size}, {barrier}, {mask}, {e.mask}, {ins.line})"
+                f"bulk_load(W, {address_to}, {address_from}, {size}, {barrier}, {mask}, {e.mask}, {ins.site})"
             )
         else:
-            e.emit(f"bulk_shared(W, {address_to}, {address_from}, {size}, {barrier}, {e.mask}, {ins.line})")
+            e.emit(f"bulk_shared(W, {address_to}, {address_from}, {size}, {barrier}, {e.mask}, {ins.site})")
         return
     if dst != "global":
         raise refuse(ins, "reduction into shared memory is not modelled")
@@ -133,7 +133,7 @@ def _bulk(e: Emitter, ins: Instruction, mods: Modifiers, reduce: bool) -> None:
         op, ty = mods.pick(*_REDUCTIONS), mods.type()
     if len(operands) != 3 + hint:
         raise refuse(ins, "operand count")
-    e.emit(f"bulk_store(W, {address_to}, {address_from}, {size}, {op!r}, {ty!r}, {e.mask}, {ins.line})")
+    e.emit(f"bulk_store(W, {address_to}, {address_from}, {size}, {op!r}, {ty!r}, {e.mask}, {ins.site})")
 
 
 @instruction("tensormap", writes=0)
@@ -157,7 +157,7 @@ def tensormap(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     address, *rest = ins.operands
     ordinal, value = (e.val(rest[0]), e.val(rest[1], 64)) if len(rest) > 1 else ("0", e.val(rest[0], 64))
     e.emit(
-        f"tensormap_replace(W, {field!r}, {where!r}, {e.addr(address)}, {ordinal}, {value}, {e.mask}, {ins.line})"
+        f"tensormap_replace(W, {field!r}, {where!r}, {e.addr(address)}, {ordinal}, {value}, {e.mask}, {ins.site})"
     )
 
 
@@ -170,7 +170,7 @@ def clusterlaunchcontrol(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         multicast = mods.one_of("multicast::cluster::all", default=None) is not None
         mods.hints("b128")
         e.emit(
-            f"try_cancel(W, {e.addr(ins.operands[0])}, {e.addr(ins.operands[1])}, {multicast}, {e.mask}, {ins.line})"
+            f"try_cancel(W, {e.addr(ins.operands[0])}, {e.addr(ins.operands[1])}, {multicast}, {e.mask}, {ins.site})"
         )
         return
     mods.pick("query_cancel")

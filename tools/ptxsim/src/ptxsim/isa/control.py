@@ -32,7 +32,7 @@ def leave(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
 
 @instruction("trap", writes=0, ends=True)
 def trap(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
-    e.emit(f"raise_trap(W, {ins.line})")
+    e.emit(f"raise_trap(W, {ins.site})")
     e.emit("return -1")
     return True
 

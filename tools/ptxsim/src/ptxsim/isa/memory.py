@@ -66,7 +66,7 @@ def ld(e: Emitter, ins: Instruction, mods: Modifiers) -> bool | None:
         raise refuse(ins, "128-bit scalar load is not modelled")
     if len(results) != n:
         raise refuse(ins, f"{n} results expected")
-    values = e.temp(f"load_{where}(W, {e.addr(address)}, {width // 8}, {n}, {e.mask}, {ins.line})")
+    values = e.temp(f"load_{where}(W, {e.addr(address)}, {width // 8}, {n}, {e.mask}, {ins.site})")
     for i, dst in enumerate(results):
         if dst == "_":
             continue
@@ -105,7 +105,7 @@ def st(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if semantics in ("release", "volatile"):
         e.emit(f"release_location(W, {where!r}, {e.addr(address)}, {e.mask})")
     listed = ", ".join(e.val(v, width) for v in values)
-    e.emit(f"store_{where}(W, {e.addr(address)}, {width // 8}, [{listed}], {e.mask}, {ins.line})")
+    e.emit(f"store_{where}(W, {e.addr(address)}, {width // 8}, [{listed}], {e.mask}, {ins.site})")
 
 
 def _st_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
@@ -120,7 +120,7 @@ def _st_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if len(e.operands(values)) != n:
         raise refuse(ins, f"{n} values expected")
     e.emit(
-        f"store_async(W, {e.addr(address)}, {WIDTH[ty] // 8}, [{listed}], {e.addr(barrier)}, {e.mask}, {ins.line})"
+        f"store_async(W, {e.addr(address)}, {WIDTH[ty] // 8}, [{listed}], {e.addr(barrier)}, {e.mask}, {ins.site})"
     )
 
 
@@ -153,7 +153,7 @@ def atom(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     for i, (value, dst) in enumerate(zip(values, results, strict=True)):
         call = (
             f"atomic(W, {where!r}, {op!r}, {ty!r}, {address}+{i * width // 8}, {e.val(value, width)}, {swap}, "
-            f"{e.mask}, {ins.line})"
+            f"{e.mask}, {ins.site})"
         )
         if dst is None:
             e.emit(call)
@@ -172,8 +172,8 @@ def ldmatrix(e: Emitter, ins: Instruction, mods: Modifiers) -> bool | None:
     trans = mods.flag("trans")
     space(mods)
     mods.pick("b16")
-    e.emit(f"need_full_warp(W, {e.mask}, {ins.line}, 'ldmatrix')")
-    tiles = e.temp(f"load_matrix(W, {e.addr(ins.operands[1])}, {n}, {trans}, {ins.line})")
+    e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'ldmatrix')")
+    tiles = e.temp(f"load_matrix(W, {e.addr(ins.operands[1])}, {n}, {trans}, {ins.site})")
     for i, dst in enumerate(e.operands(ins.operands[0])):
         e.set(dst, f"{tiles}[{i}]")
     return None
@@ -189,9 +189,9 @@ def stmatrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     values = e.operands(ins.operands[1])
     if len(values) != n:
         raise refuse(ins, f"{n} values expected")
-    e.emit(f"need_full_warp(W, {e.mask}, {ins.line}, 'stmatrix')")
+    e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'stmatrix')")
     e.emit(
-        f"store_matrix(W, {e.addr(ins.operands[0])}, [{', '.join(map(e.val, values))}], {trans}, {ins.line})"
+        f"store_matrix(W, {e.addr(ins.operands[0])}, [{', '.join(map(e.val, values))}], {trans}, {ins.site})"
     )
 
 
@@ -200,7 +200,7 @@ def movmatrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     _matrix_shape(ins, mods)
     mods.pick("trans")
     mods.pick("b16")
-    e.emit(f"need_full_warp(W, {e.mask}, {ins.line}, 'movmatrix')")
+    e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'movmatrix')")
     e.set(ins.operands[0], f"transpose_matrix({e.val(ins.operands[1])})")
 
 
@@ -224,5 +224,5 @@ def cp_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if e.is_register(rest[0]) and e.register_type(rest[0]) == "pred" if rest else False:
         raise refuse(ins, "ignore-src predicate is not modelled")
     e.emit(
-        f"copy_async(W, {e.addr(dst)}, {e.addr(src)}, {int(size, 0)}, {source_size}, {e.mask}, {ins.line})"
+        f"copy_async(W, {e.addr(dst)}, {e.addr(src)}, {int(size, 0)}, {source_size}, {e.mask}, {ins.site})"
     )

@@ -28,7 +28,7 @@ def bar(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     if mods.flag("warp"):
         mods.pick("sync")
         if not e.full:
-            e.emit(f"waiting = converge(W, m, {e.val(ins.operands[0])}, {ins.line}, 'bar.warp.sync')")
+            e.emit(f"waiting = converge(W, m, {e.val(ins.operands[0])}, {ins.site}, 'bar.warp.sync')")
             e.emit("if waiting is not None: return waiting")
         e.emit(f"return {e.next_block}")
         return True
@@ -41,16 +41,16 @@ def bar(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         slot = e.pinned(dst)
         e.emit(
             f"return barrier_reduce(W, R, {e.mask}, {e.val(barrier)}, {threads}, {op!r}, {e.pred(rest[-1])}, {slot}, "
-            f"{e.next_block}, {ins.line})"
+            f"{e.next_block}, {ins.site})"
         )
         return True
     kind = mods.pick("sync", "arrive")
     barrier, *threads = ins.operands
     count = e.val(threads[0]) if threads else "None"
     if kind == "arrive":
-        e.emit(f"barrier_arrive(W, {e.mask}, {e.val(barrier)}, {count}, {ins.line})")
+        e.emit(f"barrier_arrive(W, {e.mask}, {e.val(barrier)}, {count}, {ins.site})")
         return False
-    e.emit(f"return barrier_sync(W, {e.mask}, {e.val(barrier)}, {count}, {e.next_block}, {ins.line})")
+    e.emit(f"return barrier_sync(W, {e.mask}, {e.val(barrier)}, {count}, {e.next_block}, {ins.site})")
     return True
 
 
@@ -59,7 +59,7 @@ def _cluster_barrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     relaxed = mods.one_of("release", "acquire", "relaxed", default="release") == "relaxed"
     mods.hints("aligned")
     f = "cluster_arrive" if kind == "arrive" else "cluster_wait"
-    e.emit(f"return {f}(W, {e.mask}, {relaxed}, {e.next_block}, {ins.line})")
+    e.emit(f"return {f}(W, {e.mask}, {relaxed}, {e.next_block}, {ins.site})")
     return True
 
 
@@ -120,11 +120,11 @@ def mbarrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     relaxed = semantics == "relaxed"
     ops = ins.operands
     if kind == "init":
-        e.emit(f"mbarrier_init(W, {e.addr(ops[0])}, {e.val(ops[1])}, {e.mask}, {ins.line})")
+        e.emit(f"mbarrier_init(W, {e.addr(ops[0])}, {e.val(ops[1])}, {e.mask}, {ins.site})")
     elif kind == "inval":
-        e.emit(f"mbarrier_invalidate(W, {e.addr(ops[0])}, {e.mask}, {ins.line})")
+        e.emit(f"mbarrier_invalidate(W, {e.addr(ops[0])}, {e.mask}, {ins.site})")
     elif kind in ("expect_tx", "complete_tx"):
-        e.emit(f"mbarrier_{kind}(W, {e.addr(ops[0])}, {e.val(ops[1])}, {e.mask}, {ins.line})")
+        e.emit(f"mbarrier_{kind}(W, {e.addr(ops[0])}, {e.val(ops[1])}, {e.mask}, {ins.site})")
     elif kind in ("arrive", "arrive_drop"):
         expect, no_complete = mods.flag("expect_tx"), mods.flag("noComplete")
         if no_complete:
@@ -137,7 +137,7 @@ def mbarrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
             arrivals, transactions = (e.val(count[0]) if count else "1"), "0"
         call = (
             f"mbarrier_arrive(W, {e.addr(address)}, {arrivals}, {transactions}, {kind == 'arrive_drop'}, {relaxed}, "
-            f"{e.mask}, {ins.line})"
+            f"{e.mask}, {ins.site})"
         )
         if has_state:
             e.set(ops[0], call)
@@ -149,7 +149,7 @@ def mbarrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         parity = mods.flag("parity")
         e.emit(
             f"return mbarrier_wait(W, R, {e.mask}, {e.pinned(ops[0])}, {e.addr(ops[1])}, {e.val(ops[2], 64)}, {parity}, "
-            f"{kind == 'try_wait'}, {relaxed}, {e.next_block}, {ins.line})"
+            f"{kind == 'try_wait'}, {relaxed}, {e.next_block}, {ins.site})"
         )
         return True
     return False

@@ -38,7 +38,7 @@ def tcgen05(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     if kind == "wait":
         what = mods.pick("wait::ld", "wait::st")
         mods.hints("sync", "aligned")
-        e.emit(f"tmem_wait(W, {what[6:]!r}, {ins.line})")
+        e.emit(f"tmem_wait(W, {what[6:]!r}, {ins.site})")
         return False
     if kind == "fence":
         what = mods.pick("fence::before_thread_sync", "fence::after_thread_sync")
@@ -50,17 +50,17 @@ def tcgen05(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         mods.hints("sync", "aligned", "b32")
         mods.one_of("shared::cta", default=None)
         e.emit(
-            f"return tmem_alloc(W, {e.mask}, {e.addr(ops[0])}, {e.val(ops[1])}, {group}, {e.next_block}, {ins.line})"
+            f"return tmem_alloc(W, {e.mask}, {e.addr(ops[0])}, {e.val(ops[1])}, {group}, {e.next_block}, {ins.site})"
         )
         return True
     if kind == "dealloc":
         mods.left.remove("dealloc")
         mods.hints("sync", "aligned", "b32")
-        e.emit(f"tmem_dealloc(W, {e.mask}, {e.val(ops[0])}, {e.val(ops[1])}, {group}, {ins.line})")
+        e.emit(f"tmem_dealloc(W, {e.mask}, {e.val(ops[0])}, {e.val(ops[1])}, {group}, {ins.site})")
     elif kind == "relinquish_alloc_permit":
         mods.left.remove(kind)
         mods.hints("sync", "aligned")
-        e.emit(f"tmem_relinquish(W, {group}, {ins.line})")
+        e.emit(f"tmem_relinquish(W, {group}, {ins.site})")
     elif kind == "commit":
         mods.left.remove("commit")
         mods.prefixed("mbarrier::arrive::one")
@@ -68,7 +68,7 @@ def tcgen05(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         multicast = mods.flag("multicast::cluster")
         mods.hints("b64")
         mask = e.val(ops[1], 16) if multicast else "None"
-        e.emit(f"tc_commit(W, {e.addr(ops[0])}, {mask}, {group}, {e.mask}, {ins.line})")
+        e.emit(f"tc_commit(W, {e.addr(ops[0])}, {mask}, {group}, {e.mask}, {ins.site})")
     elif kind == "cp":
         mods.left.remove("cp")
         shape = mods.pick("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
@@ -85,7 +85,7 @@ def tcgen05(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         ):
             raise refuse(ins, f"{shape} with {spread} is not modelled")
         e.emit(
-            f"tc_copy(W, {e.addr(ops[0])}, {e.val(ops[1], 64)}, {shape!r}, {spread!r}, {group}, {e.mask}, {ins.line})"
+            f"tc_copy(W, {e.addr(ops[0])}, {e.val(ops[1], 64)}, {shape!r}, {spread!r}, {group}, {e.mask}, {ins.site})"
         )
     elif kind == "shift":
         raise refuse(ins)
@@ -108,7 +108,7 @@ def _load_store(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> Non
     mods.pick("b32")
     n = int(repeat[1:])
     registers = n * {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}[shape]
-    e.emit(f"need_full_warp(W, {e.mask}, {ins.line}, 'tcgen05.{kind}')")
+    e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'tcgen05.{kind}')")
     if kind == "ld":
         packed = mods.flag("pack::16b")
         if packed and shape != "32x32b":
@@ -116,7 +116,7 @@ def _load_store(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> Non
         slots = [e.pinned(d) if d != "_" else -1 for d in e.operands(ins.operands[0])]
         if len(slots) != registers:
             raise refuse(ins, f"{registers} registers expected")
-        e.emit(f"tmem_load(W, R, {slots}, {e.addr(ins.operands[1])}, {shape!r}, {n}, {packed}, {ins.line})")
+        e.emit(f"tmem_load(W, R, {slots}, {e.addr(ins.operands[1])}, {shape!r}, {n}, {packed}, {ins.site})")
     else:
         unpacked = mods.flag("unpack::16b")
         if unpacked and shape != "32x32b":
@@ -126,7 +126,7 @@ def _load_store(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> Non
             raise refuse(ins, f"{registers} registers expected")
         listed = ", ".join(e.val(v) for v in values)
         e.emit(
-            f"tmem_store(W, {e.addr(ins.operands[0])}, {shape!r}, {n}, [{listed}], {unpacked}, {ins.line})"
+            f"tmem_store(W, {e.addr(ins.operands[0])}, {shape!r}, {n}, [{listed}], {unpacked}, {ins.site})"
         )
 
 
@@ -180,5 +180,5 @@ def _mma(e: Emitter, ins: Instruction, mods: Modifiers, group: int) -> None:
     a_value = e.addr(a) if a_in_tmem else e.val(a, 64)
     e.emit(
         f"tc_mma(W, {kind!r}, {e.addr(d)}, {a_value}, {a_in_tmem}, {e.val(b, 64)}, {e.val(idesc)}, {scale_a}, {scale_b}, "
-        f"{block}, {enable}, {disable}, {scale_input}, {group}, {e.mask}, {ins.line})"
+        f"{block}, {enable}, {disable}, {scale_input}, {group}, {e.mask}, {ins.site})"
     )

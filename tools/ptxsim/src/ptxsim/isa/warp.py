@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def converge(e: Emitter, ins: Instruction, member_mask: str) -> None:
     """Under divergence, wait until all lanes named by the member mask have arrived here."""
     if not e.full:
-        e.emit(f"waiting = converge(W, m, {e.val(member_mask)}, {ins.line}, {ins.full!r})")
+        e.emit(f"waiting = converge(W, m, {e.val(member_mask)}, {ins.site}, {ins.full!r})")
         e.emit("if waiting is not None: return waiting")
 
 

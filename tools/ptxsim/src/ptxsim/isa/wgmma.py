@@ -23,13 +23,13 @@ def wgmma(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     kind = mods.pick("fence", "commit_group", "wait_group", "mma_async")
     mods.pick("sync")
     mods.pick("aligned")
-    e.emit(f"need_full_warp(W, {e.mask}, {ins.line}, 'wgmma')")
+    e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'wgmma')")
     if kind == "fence":
         e.emit("wgmma_fence(W)")
     elif kind == "commit_group":
-        e.emit(f"wgmma_commit(W, {ins.line})")
+        e.emit(f"wgmma_commit(W, {ins.site})")
     elif kind == "wait_group":
-        e.emit(f"return wgmma_wait(W, {int(ins.operands[0], 0)}, {e.next_block}, {ins.line})")
+        e.emit(f"return wgmma_wait(W, {int(ins.operands[0], 0)}, {e.next_block}, {ins.site})")
         return True
     else:
         _mma_async(e, ins, mods)
@@ -68,5 +68,5 @@ def _mma_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     transpose_a, transpose_b = ([*transposes, False, False])[:2]
     e.emit(
         f"wgmma_mma(W, R, {slots}, {n}, {d_type!r}, {a_type!r}, {b_type!r}, {a_value}, {in_registers}, {e.val(b, 64)}, "
-        f"{e.pred(scale_d)}, {negate_a}, {negate_b}, {transpose_a}, {transpose_b}, {ins.line})"
+        f"{e.pred(scale_d)}, {negate_a}, {negate_b}, {transpose_a}, {transpose_b}, {ins.site})"
     )
