@@ -194,6 +194,18 @@ def test_sampling(finished, capsys):
     assert sample([str(finished.parent)]) == 2
 
 
+def test_bpe_from_the_command_line(text_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(text_folder.parent)
+    relative = text_folder.name
+    flags = [*SMALL, f"--data={relative}", "--val-fraction=0.1", "--tokenizer=bpe", "--bpe-vocab=600"]
+    assert train([*flags, "--steps=4", "--save-every=2", f"--out={tmp_path}", "--name=run"]) == 0
+    monkeypatch.chdir(tmp_path)  # a resumed run finds its data from anywhere
+    assert train(["--resume=run", "--steps=5"]) == 0
+    capsys.readouterr()
+    assert sample(["run", "--tokens=5", "--prompt=import"]) == 0
+    assert capsys.readouterr().out.startswith("import")
+
+
 def test_module_entry_point(tmp_path):
     import subprocess
 

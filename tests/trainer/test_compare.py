@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from mx_kernels import RECIPES
+from mx_trainer import report
 from mx_trainer.cli import train
 from mx_trainer.compare import Comparison, judge
+from mx_trainer.metrics import read_metrics
 from mx_trainer.quant_error import KINDS, measure_quantization
 
 STEPS = (10, 20, 30, 40)
@@ -74,30 +76,48 @@ def test_quantization_error_by_kind(small, make_trainer):
 
 
 def test_a_small_comparison(tmp_path, capsys):
-    code = train(
-        ["compare", "--preset=smoke", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2"],
-    )
+    """All of it at a size where one seed differs from the next by more than MXFP4 from BF16: so the control is held
+    against the candidate by the paired curves, not by the verdict (`test_the_control_fails` does that)."""
+    code = train(["compare", "--preset=smoke", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2"])
     text = capsys.readouterr().out
     folder = tmp_path / "c"
     outcome = json.loads((folder / "results.json").read_text())
     base, candidate, control = outcome["results"]
     assert [r["precision"] for r in outcome["results"]] == ["bf16", "mxfp8", "mxfp4"]
     assert candidate["parity"], outcome
-    assert not control["parity"], outcome
-    assert control["difference_percent"] > outcome["tolerance_percent"]
-    assert abs(candidate["difference_percent"]) < control["difference_percent"] / 2
-    assert outcome["as_expected"]
-    assert code == 0
+    assert code == (0 if outcome["as_expected"] else 1)
     assert len({*base["final_loss"], *candidate["final_loss"], *control["final_loss"]}) == 6
     assert all(r["peak_memory"] > 50 << 20 and r["tokens_per_s"] > 0 for r in outcome["results"])
+    assert outcome["quantization"]["x"]["row"]["sqnr_db"] > 26
+
+    def early_gap(precision: str) -> float:
+        """Mean absolute difference to BF16 from the same seed at the first evaluation."""
+        first = {
+            (p, seed): report.series(read_metrics(folder / f"{p}-seed{seed}"), "val_loss")[1][0]
+            for p in ("bf16", precision)
+            for seed in (0, 1)
+        }
+        return sum(abs(first[precision, s] - first["bf16", s]) for s in (0, 1)) / 2
+
+    assert 0 < early_gap("mxfp8") < early_gap("mxfp4")
     assert (folder / "comparison.png").stat().st_size > 20_000
     table = (folder / "comparison.md").read_text()
     assert "| mxfp8 |" in table
-    assert "is at parity with bf16" in table
-    assert "fails, as it must" in text
+    assert "mxfp8 is at parity with bf16" in table
+    assert "The control mxfp4" in table
+    assert "picture" in text
     for precision in ("bf16", "mxfp8", "mxfp4"):
         for seed in (0, 1):
             assert (folder / f"{precision}-seed{seed}" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_control_fails(tmp_path):
+    """The default comparison with two seeds: ten minutes on two cores."""
+    assert train(["compare", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2"]) == 0
+    outcome = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert outcome["results"][2]["difference_percent"] > outcome["tolerance_percent"]
 
 
 @pytest.mark.parametrize(

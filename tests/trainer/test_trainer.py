@@ -237,3 +237,18 @@ def test_resolved_config_round_trips(tmp_path):
     cfg = Config(precision="mxfp4", optim=OptimConfig(lr=0.1), name="x")
     cfg.save(tmp_path / "config.json")
     assert Config.load(tmp_path / "config.json") == cfg
+
+
+def test_bpe_trains_and_counts_bytes(text_folder, small, tmp_path):
+    from mx_trainer.config import DataConfig
+    from mx_trainer.data import load_corpus
+    from mx_trainer.trainer import Trainer, resolve_vocab
+
+    corpus = load_corpus(DataConfig(data=str(text_folder), val_fraction=0.1, tokenizer="bpe", bpe_vocab=600))
+    cfg = resolve_vocab(replace(small, optim=OptimConfig(steps=3, warmup=1, batch=2)), corpus)
+    assert cfg.model.vocab == 640
+    result = run(Trainer(cfg, corpus), tmp_path / "run")
+    tokens_per_byte = corpus.info.val_tokens / corpus.info.val_bytes
+    whole = Trainer(cfg, corpus).evaluate(10**9)
+    assert whole.bpb == pytest.approx(whole.loss / math.log(2) * tokens_per_byte, rel=0.01)
+    assert result.evaluation.bpb < result.evaluation.loss / math.log(2)

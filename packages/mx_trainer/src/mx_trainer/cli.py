@@ -15,7 +15,7 @@ from mx_kernels import NoBackendError
 from rich.console import Console
 
 from mx_trainer.checkpoint import find_checkpoint, run_dir_of
-from mx_trainer.config import Config, validate
+from mx_trainer.config import CORPORA, Config, validate
 from mx_trainer.configs import load_preset
 from mx_trainer.errors import CheckpointError, ConfigError
 
@@ -91,6 +91,9 @@ def _guarded(prog: str, main: Callable[[], int]) -> int:
     except (ConfigError, CheckpointError, FloatingPointError, NoBackendError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -156,7 +159,12 @@ def _over(cls: type[T], cfg: Config) -> T:
 
 
 def _config_of(args: Config) -> Config:
-    return Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
+    """Only the fields of a run; a data path becomes absolute, for a resume from another folder."""
+    cfg = Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
+    path = Path(cfg.data.data).expanduser()
+    if cfg.data.data in CORPORA or not path.exists():
+        return cfg
+    return replace(cfg, data=replace(cfg.data, data=str(path.resolve())))
 
 
 # --- mx-train ---------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from mx_trainer.config import Config
 from mx_trainer.data import load_corpus
 from mx_trainer.launch import create_run_dir, train_into
 from mx_trainer.metrics import PeakMemory, read_metrics
+from mx_trainer.precision import resolve_device
 from mx_trainer.quant_error import KINDS, KindError, measure_quantization
-from mx_trainer.trainer import Trainer, resolve_vocab
+from mx_trainer.trainer import Trainer, check_data, resolve_vocab
 
 PARITY_PERCENT = 0.5
 _COLOURS = ("black", "C0", "C3", "C1", "C2")
@@ -73,7 +74,8 @@ def run_comparison(cfg: Config, precisions: list[str], seeds: int, console: Cons
     """Train every precision from every seed; seeds outside, so that a slow machine slows all precisions alike."""
     corpus = load_corpus(cfg.data)
     cfg = resolve_vocab(cfg, corpus)
-    Trainer(cfg, corpus)  # refuses what does not fit before a folder is made
+    check_data(cfg, corpus)
+    resolve_device(cfg.device)
     out = create_run_dir(replace(cfg, name=cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"))
     records: dict[str, list[list[dict[str, Any]]]] = {p: [] for p in precisions}
     memory = dict.fromkeys(precisions, 0)
@@ -158,7 +160,7 @@ def _write(
     (c.run_dir / "results.json").write_text(json.dumps(outcome, indent=2) + "\n")
     curves = [(p, _COLOURS[i % len(_COLOURS)], runs) for i, (p, runs) in enumerate(records.items())]
     title = f"{cfg.preset}, {cfg.optim.steps} steps of {cfg.tokens_per_step:,} tokens"
-    picture = report.plot_comparison(curves, c.run_dir / "comparison.png", title)
+    picture = report.plot_comparison(curves, c.tolerance_percent, c.run_dir / "comparison.png", title)
     tables = [_loss_table(c), _quantization_table(c)] if c.quantization else [_loss_table(c)]
     verdict = _verdict(c)
     text = "\n\n".join([f"# {c.run_dir.name}", title, *(_markdown(*t) for t in tables), verdict])

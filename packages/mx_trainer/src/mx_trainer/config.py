@@ -14,6 +14,9 @@ from mx_core.formats import BLOCK_SIZE
 from mx_trainer.errors import ConfigError
 from mx_trainer.precision import PRECISIONS
 
+CORPORA = ("stdlib", "site-packages")
+"""Names that `--data` knows; anything else is a path."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -19,7 +19,7 @@ import torch
 from mx_kernels.paths import cache_dir
 from torch import Tensor
 
-from mx_trainer.config import DataConfig
+from mx_trainer.config import CORPORA, DataConfig
 from mx_trainer.errors import ConfigError
 from mx_trainer.tokenizer import SEPARATOR, BPETokenizer, ByteTokenizer, TextTokenizer, apply_bpe, train_bpe
 
@@ -95,10 +95,10 @@ def load_corpus(cfg: DataConfig) -> Corpus:
     Raises:
         ConfigError: where there is nothing to read or it cannot be split.
     """
-    if cfg.data not in ("stdlib", "site-packages"):
+    if cfg.data not in CORPORA:
         path = Path(cfg.data).expanduser()
         if not path.exists():
-            raise ConfigError(f"--data must be stdlib, site-packages or an existing path, got {cfg.data!r}")
+            raise ConfigError(f"--data must be {', '.join(CORPORA)} or an existing path, got {cfg.data!r}")
         if path.suffix == ".bin" or (path.is_dir() and (path / "train.bin").exists()):
             return _load_bins(path, cfg)
     files = _list_files(cfg)
@@ -129,7 +129,7 @@ def _token_dtype(vocab: int) -> type:
 
 def _list_files(cfg: DataConfig) -> list[tuple[str, Path]]:
     """(name, path) of the corpus files, sorted by name; names do not depend on where Python is installed."""
-    if cfg.data in ("stdlib", "site-packages"):
+    if cfg.data in CORPORA:
         paths = sysconfig.get_paths()
         files = list(_python_files(Path(paths["stdlib"]), "stdlib"))
         if cfg.data == "site-packages":

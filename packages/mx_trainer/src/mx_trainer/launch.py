@@ -1,5 +1,6 @@
 """From a checked configuration to a run folder: what `mx-train` and `mx-sample` do once the arguments are right."""
 
+import statistics
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
-from mx_trainer.metrics import read_metrics
+from mx_trainer.metrics import PeakMemory, read_metrics
 from mx_trainer.model import GPT
 from mx_trainer.precision import resolve_device, resolve_precision
 from mx_trainer.progress import Progress
@@ -31,13 +32,14 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
         run_dir = run_dir_of(checkpoint)
     else:
         run_dir = create_run_dir(cfg)
+    peak = PeakMemory(trainer.device)
     result = train_into(run_dir, trainer, console)
     if not result.finished:
         console.print(
             f"stopped at step {result.steps}; go on with: mx-train --resume {run_dir}", highlight=False
         )
         return result
-    _finish(result, trainer, console)
+    _finish(result, trainer, peak.read(), console)
     return result
 
 
@@ -71,12 +73,10 @@ def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
         f"sha256 {info.sha256[:16]}",
         highlight=False,
     )
-    progress = Progress(console, cfg.optim.steps, cfg.precision)
-    progress.begin(trainer.step)
-    return trainer.run(run_dir, progress)
+    return trainer.run(run_dir, Progress(console, cfg.optim.steps, cfg.precision, trainer.step))
 
 
-def _finish(result: Result, trainer: Trainer, console: Console) -> None:
+def _finish(result: Result, trainer: Trainer, peak_memory: int, console: Console) -> None:
     run_dir, cfg = result.run_dir, trainer.cfg
     title = f"{run_dir.name}: {trainer.describe()}, experts {cfg.precision}"
     report.plot_loss(run_dir, title)
@@ -94,7 +94,8 @@ def _finish(result: Result, trainer: Trainer, console: Console) -> None:
     bpb = "unknown" if evaluation.bpb is None else f"{evaluation.bpb:.4f}"
     lines = {
         "validation": f"{evaluation.loss:.4f} nats per token, {bpb} bits per byte",
-        "speed": f"{sum(rates) / len(rates):,.0f} tokens/s (mean over the run, evaluation left out)",
+        "speed": f"{statistics.median(rates):,.0f} tokens/s (median, evaluation left out), "
+        f"{peak_memory / 2**20:,.0f} MiB at most",
         "expert load": f"the least used expert got {report.min_expert_share(records):.2f} of its fair share",
         "run folder": str(run_dir),
         "pictures": f"{run_dir / 'loss.png'}, {run_dir / 'expert_load.png'}",

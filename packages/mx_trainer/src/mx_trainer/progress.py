@@ -10,15 +10,11 @@ from rich.progress import Progress as Bar
 class Progress:
     """Loss, tokens per second and time left; every evaluation leaves a line."""
 
-    def __init__(self, console: Console, steps: int, label: str):
+    def __init__(self, console: Console, steps: int, label: str, first: int = 0):
         self._console, self._steps, self._label = console, steps, label
         self._bar: Bar | None = None
         self._start = self._printed = time.monotonic()
-        self._first = 0
-
-    def begin(self, step: int) -> None:
-        """Start counting at `step` (a resumed run does not start at 0)."""
-        self._first = step
+        self._first = first  # a resumed run does not start at 0
 
     def __enter__(self) -> "Progress":
         self._start = self._printed = time.monotonic()

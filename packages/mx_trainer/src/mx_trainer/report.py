@@ -112,12 +112,16 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def plot_comparison(
-    curves: Sequence[tuple[str, str, list[list[dict[str, Any]]]]], path: Path, title: str
+    curves: Sequence[tuple[str, str, list[list[dict[str, Any]]]]],
+    tolerance_percent: float,
+    path: Path,
+    title: str,
 ) -> Path:
     """One picture of several precisions: validation loss by step, and the gap to the first of them.
 
     Args:
         curves: (label, colour, records of each seed); the first is the baseline, seeds in the same order everywhere.
+        tolerance_percent: half the height of the band of parity.
         path: the PNG to write.
         title: the picture's title.
     """
@@ -137,7 +141,11 @@ def plot_comparison(
             )
             right.fill_between(base[0][0], gaps.min(0), gaps.max(0), color=colour, alpha=0.2, linewidth=0)
             right.plot(base[0][0], gaps.mean(0), color=colour, marker="o", markersize=3, label=label)
-        right.axhspan(-0.5, 0.5, color="black", alpha=0.08, linewidth=0, label="±0.5 %")
+        band, label = (
+            (-tolerance_percent, tolerance_percent),
+            f"parity at the end: ±{tolerance_percent:.2f} %",
+        )
+        right.axhspan(*band, color="black", alpha=0.08, linewidth=0, label=label)
         right.axhline(0, color="black", linewidth=0.8)
         left.set(xlabel="step", ylabel="validation loss, nats per token", title=title)
         right.set(

@@ -61,11 +61,18 @@ def resolve_vocab(cfg: Config, corpus: Corpus) -> Config:
     return cfg
 
 
+def check_data(cfg: Config, corpus: Corpus) -> None:
+    """Refuse data that hold no whole block (ConfigError)."""
+    BlockSampler(corpus.train, cfg.model.block, cfg.seed)
+    val_starts(len(corpus.val), cfg.model.block, cfg.eval_tokens)
+
+
 class Trainer:
     """One run in one process. Building it writes nothing; `run()` does."""
 
     def __init__(self, cfg: Config, corpus: Corpus):
         self.cfg, self.corpus = cfg, corpus
+        check_data(cfg, corpus)
         self.device = resolve_device(cfg.device)
         torch.manual_seed(cfg.seed)  # every device's generator: initial weights, then dropout
         precision = resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, self.device)
@@ -76,7 +83,6 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, cfg.optim)
         self.model.prepare_weights(self.optimizer)
         self.sampler = BlockSampler(corpus.train, cfg.model.block, cfg.seed)
-        val_starts(len(corpus.val), cfg.model.block, cfg.eval_tokens)  # refuses data that is too short
         self.step = 0
         self.timer = StepTimer(self.device)
 

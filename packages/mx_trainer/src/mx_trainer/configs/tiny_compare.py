@@ -8,8 +8,8 @@ from mx_trainer.configs.tiny import CONFIG as TINY
 CONFIG = replace(
     TINY,
     preset="tiny_compare",
-    optim=OptimConfig(steps=300, warmup=30),
-    eval_every=25,
-    save_every=300,
+    optim=OptimConfig(steps=200, warmup=20),
+    eval_every=20,
+    save_every=200,
     sample_tokens=0,
 )
