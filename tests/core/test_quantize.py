@@ -221,6 +221,17 @@ def test_dequantise_every_code_with_every_scale(format: ElementFormat) -> None:
     assert (exact[lost].abs() >= 2.0**128).all()
 
 
+def test_e4m3_is_exact_in_bfloat16_for_scale_bytes_3_to_246_only() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 32 * 255).view(torch.float8_e4m3fn)
+    scale = torch.arange(255, dtype=torch.uint8).expand(256, -1).contiguous()
+    mx = MXTensor(codes, scale, MXFP8_E4M3, -1, ScaleLayout.LINEAR, codes.shape)
+    exact = dequantize(mx, torch.float64)
+    kept = (
+        (exact.isnan() | (dequantize(mx, torch.bfloat16).double() == exact)).view(256, 255, 32).all(2).all(0)
+    )
+    assert kept.nonzero().flatten().tolist() == list(range(3, 247))
+
+
 FIRST_BF16_TO_INF = {  # under RCEIL; None: the largest scale, 2^127, saturates instead
     "mxfp8_e4m3": 0x7F78,
     "mxfp8_e5m2": 0x7F70,

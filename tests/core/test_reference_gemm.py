@@ -20,6 +20,7 @@ from mx_core import (
 )
 from mx_core.groups import align_rows, aligned_offs, aligned_rows, compact_rows
 from mx_core.reference import grouped_dgrad, grouped_fprop, grouped_wgrad
+from mx_core.reference.gemm import float32_holds
 from support.bounds import assert_sum_error, half_ulp, sequential_sum
 from support.gemm_data import (
     GROUP_SIZES,
@@ -271,6 +272,27 @@ def test_exact_operands_are_exact(format: ElementFormat) -> None:
                 != scale.narrow(axis, 0, scale.shape[axis] - step)
             ).all()
     assert a.data.view(torch.uint8).unique().numel() > 2
+
+
+@pytest.mark.parametrize("format", [MXFP8_E4M3, FORMATS["mxfp8_e5m2"]], ids=repr)
+def test_fp32_sums_where_nothing_overflows(format: ElementFormat) -> None:
+    """float32_holds: the largest codes with the largest scales that it lets pass stay finite in fp32."""
+    top = torch.full((4, 4096), format.max_value)
+
+    def with_byte(byte: int) -> MXTensor:
+        mx = quantize(top, format)
+        return replace(mx, scale=torch.full_like(mx.scale, byte))
+
+    for a, b in ((200, 114), (157, 157), (114, 200)):
+        x, w = with_byte(a), with_byte(b)
+        w = MXTensor(w.data[None], w.scale[None], format, -1, ScaleLayout.LINEAR, torch.Size((1, 4, 4096)))
+        assert float32_holds(x, w)
+        fast = grouped_fprop(x, w, sum_dtype=torch.float32)
+        torch.testing.assert_close(fast.double(), grouped_fprop(x, w), rtol=1e-6, atol=0)
+    assert not float32_holds(with_byte(201), with_byte(0))
+    assert not float32_holds(with_byte(158), with_byte(157))
+    assert not float32_holds(with_byte(255), with_byte(0))  # NaN
+    assert float32_holds(torch.zeros(1, 1), torch.zeros(1, 1))
 
 
 def test_mixed_operands() -> None:
