@@ -88,14 +88,14 @@ def test_optimiser_steps(experts, make) -> None:
     assert buffers(wq) == where
 
 
-def test_removing_the_hook(experts) -> None:
+def test_detach(experts) -> None:
     optimizer = torch.optim.SGD(experts.parameters(), 10.0)
-    wq = mk.prepare_weights(experts.w1, experts.w2)
-    handle = wq.attach(optimizer)
-    handle.remove()
+    wq = mk.prepare_weights(experts.w1, experts.w2).attach(optimizer).attach(experts)
+    wq.detach()
     before = snapshot(wq)
     fresh(experts).sum().backward()
     optimizer.step()
+    experts.load_state_dict({name: torch.randn_like(t) for name, t in experts.state_dict().items()})
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(wq), strict=True))
 
 

@@ -164,10 +164,11 @@ class MXExperts(nn.Module):
 
         See mx_kernels.weights for what changes weights unseen, and then needs `prepared.refresh()`.
         """
+        if self.prepared is not None:
+            self.prepared.detach()
         self.prepared = prepare_weights(
             self.w1, self.w2, orientations=orientations, recipe=self.recipe, backend=self.backend
-        )
-        self.prepared.attach(self)
+        ).attach(self)
         if optimizer is not None:
             self.prepared.attach(optimizer)
         return self.prepared

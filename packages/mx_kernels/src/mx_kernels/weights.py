@@ -40,6 +40,7 @@ class PreparedWeights:
     def __init__(self, weights: tuple[Tensor, ...], orientations: str, recipe: Recipe, backend: str):
         self.recipe, self.orientations, self.backend = recipe, orientations, backend
         self._sources = weights
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._prepared = [self._quantize(w) for w in weights]
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class PreparedWeights:
                 data.copy_(new_data)
                 scale.copy_(new_scale)
 
-    def attach(self, target: torch.optim.Optimizer | nn.Module) -> torch.utils.hooks.RemovableHandle:
+    def attach(self, target: torch.optim.Optimizer | nn.Module) -> "PreparedWeights":
         """Refresh after every `step()` of an optimiser, or after every load_state_dict of a module.
 
         Args:
@@ -97,10 +98,11 @@ class PreparedWeights:
                 name at each load, so `assign=True` works).
 
         Returns:
-            A handle whose `remove()` undoes it.
+            Itself, so that `wq = prepare_weights(w1, w2).attach(optimizer).attach(model)` can be written.
         """
         if isinstance(target, torch.optim.Optimizer):
-            return target.register_step_post_hook(self._after_step)
+            self._hooks.append(target.register_step_post_hook(self._after_step))
+            return self
         if not isinstance(target, nn.Module):
             raise TypeError(expected("target", "an optimiser or a module", type(target).__name__))
         names = {id(p): name for name, p in target.named_parameters(remove_duplicate=False)}
@@ -112,7 +114,14 @@ class PreparedWeights:
                 )
             )
         hook = _AfterLoad(self, tuple(names[id(w)] for w in self._sources))
-        return target.register_load_state_dict_post_hook(hook)
+        self._hooks.append(target.register_load_state_dict_post_hook(hook))
+        return self
+
+    def detach(self) -> None:
+        """Undo every `attach`."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _after_step(self, *_: Any) -> None:
         self.refresh()

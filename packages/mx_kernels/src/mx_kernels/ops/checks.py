@@ -19,22 +19,27 @@ def check_tensor(
     name: str, x: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
     """Refuse anything but a contiguous tensor of this shape (None: any size), one of these dtypes, on this device."""
-    if x.ndim == len(shape) and x.dtype in dtypes and x.device == device and x.is_contiguous():
-        for have, want in zip(x.shape, shape):  # noqa: B905 - as long as each other; strict costs time
-            if want is not None and have != want:
-                break
-        else:
-            return
+    have = x.shape
+    fits = have == shape or _fits(have, shape)
+    if fits and x.dtype in dtypes and x.device == device and x.is_contiguous():
+        return
     if x.dtype not in dtypes:
         raise TypeError(expected(name, " or ".join(map(str, dtypes)), x.dtype))
     if x.device != device:
         raise ValueError(expected(name, f"a tensor on {device}", x.device))
-    if x.ndim == len(shape) and all(w is None or n == w for n, w in zip(x.shape, shape, strict=True)):
-        raise ValueError(
-            expected(name, "a contiguous tensor", f"shape {tuple(x.shape)}, strides {x.stride()}")
-        )
+    if fits:
+        raise ValueError(expected(name, "a contiguous tensor", f"shape {tuple(have)}, strides {x.stride()}"))
     words = ", ".join("any" if n is None else str(n) for n in shape)
-    raise ValueError(expected(name, f"shape ({words})", f"shape {tuple(x.shape)}"))
+    raise ValueError(expected(name, f"shape ({words})", f"shape {tuple(have)}"))
+
+
+def _fits(have: tuple[int, ...], want: tuple[int | None, ...]) -> bool:
+    if len(have) != len(want):
+        return False
+    for n, w in zip(have, want):  # noqa: B905, SIM110 - strict and a generator cost time on every call
+        if w is not None and n != w:
+            return False
+    return True
 
 
 def check_matrix(name: str, x: Tensor, multiple_of: int = MULTIPLE) -> None:

@@ -10,56 +10,86 @@ The op takes blocked scales only; the functions here take MXTensors of either la
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from mx_core import FORMATS, MXTensor, RowMap, ScaleLayout
 from mx_core.checks import expected
-from mx_core.codec import packed_size, storage_dtype
+from mx_core.codec import storage_dtype
 from mx_core.groups import align_rows, aligned_rows
 from mx_core.quantize import linear_scale
 from mx_core.scale_layout import to_blocked
 from torch import Tensor
 
 from mx_kernels import registry
-from mx_kernels.ops.checks import check_offs, check_tensor
+from mx_kernels.ops.checks import check_aligned, check_offs, check_tensor
 from mx_kernels.ops.library import define
 from mx_kernels.outputs import scale_shape
-from mx_kernels.problem import FLOAT_DTYPES, PLAIN_FORMATS, GemmProblem, one_of, plain_format
+from mx_kernels.problem import FLOAT_DTYPES, PLAIN_FORMATS, GemmProblem, plain_format
 
 Operand = Tensor | MXTensor
 BLOCKED = ScaleLayout.BLOCKED_128X4
+_UINT8 = (torch.uint8,)
+
+
+def _expected_shapes(
+    mode: str,
+    a_shape: tuple[int, ...],
+    a_format: str,
+    b_shape: tuple[int, ...],
+    b_format: str,
+    num_groups: int | None,
+    row_map: str,
+) -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Shapes of the result, of a's scales and of b's (None: they have none). ValueError if a and b do not fit."""
+    rows, a_cols = _logical_shape("a", a_shape, a_format, 2)
+    E = 1 if num_groups is None else num_groups
+    if num_groups is not None and row_map == RowMap.ALIGNED:
+        check_aligned("a", rows)
+    # Each operand as a matrix of (rows, reduced size): what its scales are shaped by.
+    if mode == "wgrad":
+        b_rows, b_cols = _logical_shape("b", b_shape, b_format, 2)
+        _check_equal("rows", rows, b_rows)
+        result, a_matrix, b_matrix, b_batch = (E, a_cols, b_cols), (a_cols, rows), (b_cols, rows), ()
+    else:
+        E_w, N, K = _logical_shape("b", b_shape, b_format, 3)
+        _check_equal("groups (1 without offs)", E, E_w)
+        reduced, kept = (K, N) if mode == "fprop" else (N, K)
+        _check_equal("K" if mode == "fprop" else "N", a_cols, reduced)
+        scale_rows = aligned_rows(rows, E) if num_groups is not None and row_map == RowMap.COMPACT else rows
+        result, a_matrix, b_matrix, b_batch = (rows, kept), (scale_rows, reduced), (kept, reduced), (E,)
+    if a_format in PLAIN_FORMATS:
+        return result, None, None
+    return result, scale_shape(*a_matrix, BLOCKED), (*b_batch, *scale_shape(*b_matrix, BLOCKED))
+
+
+def _logical_shape(name: str, shape: tuple[int, ...], format: str, ndim: int) -> tuple[int, ...]:
+    """Shape of an operand in values, from that of its data."""
+    if len(shape) != ndim:
+        raise ValueError(expected(name, f"{ndim} axes", f"shape {tuple(shape)}"))
+    if format in PLAIN_FORMATS or FORMATS[format].bits == 8:
+        return shape
+    return (*shape[:-1], shape[-1] * 8 // FORMATS[format].bits)
+
+
+def _check_equal(what: str, of_a: int, of_b: int) -> None:
+    if of_a != of_b:
+        raise ValueError(expected("a, offs and b", f"the same number of {what}", f"{of_a} and {of_b}"))
+
+
+#: Sizes repeat from call to call. Symbolic ones, which fakes see, cannot be looked up.
+_remembered_shapes = functools.lru_cache(maxsize=4096)(_expected_shapes)
 
 
 @functools.cache
-def _storage(format: str) -> tuple[torch.dtype, int, int]:
-    """(dtype, values, elements): `values` numbers take `elements` elements of that dtype."""
-    if format in PLAIN_FORMATS:
-        return PLAIN_FORMATS[format], 1, 1
-    found = FORMATS[one_of("format", (*PLAIN_FORMATS, *FORMATS), format)]
-    values = 4  # enough for FP6: four numbers to three bytes
-    return storage_dtype(found), values, packed_size(values, found)
-
-
-def _logical(name: str, data: Tensor, format: str, ndim: int) -> tuple[int, ...]:
-    """Logical shape of an operand of `ndim` axes, after its rank and dtype have been checked."""
-    dtype, values, elements = _storage(format)
-    if data.dtype != dtype:
-        raise TypeError(expected(name, f"{dtype} for {format}", data.dtype))
-    if data.ndim != ndim:
-        raise ValueError(expected(name, f"{ndim} axes", f"shape {tuple(data.shape)}"))
-    if values == elements:
-        return data.shape
-    return (*data.shape[:-1], data.shape[-1] * values // elements)
-
-
-def _check_scale(name: str, scale: Tensor | None, want: tuple[int, ...], device: torch.device) -> None:
-    if scale is None:
-        raise ValueError(expected(name, f"blocked scales {tuple(want)}", "None"))
-    check_tensor(name, scale, want, (torch.uint8,), device)
+def _data_dtypes(format: str) -> tuple[torch.dtype]:
+    """The dtype that an operand's data must have, as check_tensor takes it."""
+    return (PLAIN_FORMATS[format] if format in PLAIN_FORMATS else storage_dtype(FORMATS[format]),)
 
 
 def _checked_shape(
+    shapes_of: Callable[..., tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]],
     mode: str,
     a: Tensor,
     a_scale: Tensor | None,
@@ -70,40 +100,30 @@ def _checked_shape(
     offs: Tensor | None,
     row_map: str,
 ) -> tuple[int, ...]:
-    """Check all operands; the shape of the result."""
-    device = a.device
-    rows, a_cols = _logical("a", a, a_format, 2)
-    check_tensor("a", a, a.shape, (a.dtype,), device)
-    b_shape = _logical("b", b, b_format, 2 if mode == "wgrad" else 3)
-    check_tensor("b", b, b.shape, (b.dtype,), device)
-    E = 1
+    """Check all operands (the format names have been); the shape of the result."""
+    device, a_shape, b_shape = a.device, a.shape, b.shape
     if offs is not None:
         check_offs(offs, device)
-        E = offs.shape[0]
-
-    # Each operand as a matrix of (rows, reduced size): what its scales are shaped by.
-    if mode == "wgrad":
-        _check_equal("rows", rows, b_shape[0])
-        result, a_matrix, b_matrix, b_batch = (E, a_cols, b_shape[1]), (a_cols, rows), (b_shape[1], rows), ()
-    else:
-        _check_equal("groups (1 without offs)", E, b_shape[0])
-        N, K = b_shape[1:]
-        reduced, kept = (K, N) if mode == "fprop" else (N, K)
-        _check_equal("K" if mode == "fprop" else "N", a_cols, reduced)
-        scale_rows = aligned_rows(rows, E) if offs is not None and row_map == RowMap.COMPACT else rows
-        result, a_matrix, b_matrix, b_batch = (rows, kept), (scale_rows, reduced), (kept, reduced), (E,)
-
-    if a_format not in PLAIN_FORMATS:
-        _check_scale("a_scale", a_scale, scale_shape(*a_matrix, BLOCKED), device)
-        _check_scale("b_scale", b_scale, (*b_batch, *scale_shape(*b_matrix, BLOCKED)), device)
-    elif a_scale is not None or b_scale is not None:
-        raise ValueError(expected("a_scale, b_scale", f"None with {a_format} operands", "a tensor"))
+    groups = None if offs is None else offs.shape[0]
+    check_tensor("a", a, a_shape, _data_dtypes(a_format), device)
+    check_tensor("b", b, b_shape, _data_dtypes(b_format), device)
+    result, a_scale_shape, b_scale_shape = shapes_of(
+        mode, a_shape, a_format, b_shape, b_format, groups, row_map
+    )
+    _check_scale("a_scale", a_scale, a_scale_shape, a_format, device)
+    _check_scale("b_scale", b_scale, b_scale_shape, b_format, device)
     return result
 
 
-def _check_equal(what: str, of_a: int, of_b: int) -> None:
-    if of_a != of_b:
-        raise ValueError(expected("a, offs and b", f"the same number of {what}", f"{of_a} and {of_b}"))
+def _check_scale(
+    name: str, scale: Tensor | None, shape: tuple[int, ...] | None, format: str, device: torch.device
+) -> None:
+    if scale is not None and shape is not None:
+        check_tensor(name, scale, shape, _UINT8, device)
+    elif scale is not None:
+        raise ValueError(expected(name, f"None with {format} operands", "a tensor"))
+    elif shape is not None:
+        raise ValueError(expected(name, f"blocked scales of shape {tuple(shape)}", "None"))
 
 
 def _grouped_gemm(
@@ -131,7 +151,7 @@ def _grouped_gemm(
         row_map,
         offs is not None,
     )
-    _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    _checked_shape(_remembered_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     return run(a, a_scale, b, b_scale, offs, None)
 
 
@@ -149,7 +169,9 @@ def _grouped_gemm_fake(
     backend="auto",
 ):
     GemmProblem(gemm_mode, a_format, b_format, out_dtype, row_map, offs is not None)
-    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    shape = _checked_shape(
+        _expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
+    )
     return a.new_empty(shape, dtype=out_dtype)
 
 
@@ -171,7 +193,9 @@ def _grouped_gemm_out(
         "grouped_gemm", backend, a.device, GemmProblem,
         gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate,
     )  # fmt: skip
-    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    shape = _checked_shape(
+        _remembered_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
+    )
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
     run(a, a_scale, b, b_scale, offs, out)
 
@@ -191,7 +215,9 @@ def _grouped_gemm_out_fake(
     backend="auto",
 ):
     GemmProblem(gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate)
-    shape = _checked_shape(gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
+    shape = _checked_shape(
+        _expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
+    )
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
 
 
