@@ -206,11 +206,20 @@ def test_ctrl_c_saves(small, make_trainer, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(small, make_trainer, tmp_path):
-    trainer = make_trainer(small, log_every=1)
-    trainer.model.norm.gain.data[0] = math.nan
-    with pytest.raises(FloatingPointError, match="step 1: loss nan"):
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(small, make_trainer, tmp_path, log_every):
+    trainer = make_trainer(small, log_every=log_every, save_every=3)
+    step = trainer.train_step
+
+    def poisoned():
+        if trainer.step == 4:
+            trainer.model.norm.gain.data[0] = math.nan
+        return step()
+
+    trainer.train_step = poisoned
+    with pytest.raises(FloatingPointError, match="not finite by step"):
         run(trainer, tmp_path / "run")
+    assert find_checkpoint(tmp_path / "run").name == "step-00000003"
 
 
 def test_metrics_cut_short_by_a_kill_are_read(tmp_path):

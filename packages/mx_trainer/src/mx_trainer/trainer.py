@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,13 +120,11 @@ class Trainer:
         starts = val_starts(len(self.corpus.val), block, tokens)
         self.model.eval()
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
-        size: float | None = 0.0
         for i in range(0, len(starts), batch):
             x, y = stack_blocks(self.corpus.val, starts[i : i + batch], block, self.device)
             nats += self.model(x, y).loss.double() * y.numel()
-            part = self.corpus.bytes_of(y.cpu().numpy().ravel())
-            size = None if size is None or part is None else size + part
         self.model.train()
+        size = self.corpus.bytes_of(np.concatenate([self.corpus.val[s + 1 : s + 1 + block] for s in starts]))
         count = len(starts) * block
         total = nats.item()
         return Evaluation(total / count, None if size is None else total / math.log(2) / size, count)
@@ -148,15 +147,18 @@ class Trainer:
                     done = self.step == last
                     if self.step % cfg.log_every == 0 or done:
                         self._log(log, window, progress)
+                        self._refuse_nan(window)
                         window.clear()
                     if self.step % cfg.eval_every == 0 or done:
                         evaluation = self.evaluate(cfg.final_eval_tokens if done else cfg.eval_tokens)
                         log.write(self.step, val_loss=evaluation.loss, val_bpb=evaluation.bpb)
                         progress.evaluated(self.step, evaluation.loss, evaluation.bpb)
                     if self.step % cfg.save_every == 0 or done:
+                        self._refuse_nan(window)
                         self.save(run_dir)
                         saved_step = self.step
                 if saved_step < self.step:
+                    self._refuse_nan(window)
                     self.save(run_dir)
         finally:
             log.close()
@@ -177,11 +179,16 @@ class Trainer:
             expert_tokens=torch.stack([tokens_LE for _, tokens_LE in window]).sum(0).tolist(),
         )
         progress.stepped(self.step, values["train_loss"], rate)
-        if not math.isfinite(values["train_loss"] + values["grad_norm"]):
-            raise FloatingPointError(
-                f"step {self.step}: loss {values['train_loss']}, gradient norm {values['grad_norm']}; "
-                "the last checkpoint is intact, a lower --lr may help"
-            )
+
+    def _refuse_nan(self, window: list[tuple[Tensor, Tensor]]) -> None:
+        """Stop (FloatingPointError) when a loss or gradient norm since the last record is not finite."""
+        rows = torch.stack([scalars for scalars, _ in window]).tolist() if window else []
+        for row in rows:
+            if not all(map(math.isfinite, row)):
+                values = ", ".join(f"{name} {value:.4g}" for name, value in zip(SCALARS, row, strict=True))
+                raise FloatingPointError(
+                    f"not finite by step {self.step}: {values}; the last checkpoint is intact, a lower --lr may help"
+                )
 
     def describe(self) -> str:
         """Size of the model in words."""
