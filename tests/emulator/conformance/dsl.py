@@ -1,10 +1,11 @@
-"""CuTe-DSL kernels, compiled by the DSL for the machine at hand: TMA atoms, tiled wgmma, cp.async, a quantiser.
+"""CuTe-DSL kernels, compiled by the DSL for the machine at hand: TMA atoms, tiled wgmma, cp.async, a quantiser, mx_kernels.
 
 Unlike the PTX cases these go through the DSL's host code (tensor maps, launch). Inputs are drawn on the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import zlib
@@ -200,6 +201,34 @@ def _run_gemm(dtype: torch.dtype, majors: str, device: str, rng: torch.Generator
     return d
 
 
+# ---- the project's own Hopper kernels --------------------------------------------------------------------------------
+
+
+def _run_grouped(mode: str, recipe: str, device: str, rng: torch.Generator) -> torch.Tensor:
+    """A grouped GEMM of mx_kernels over four groups, one of them empty; the rows of real tokens and their padding."""
+    import mx_kernels
+    from mx_core import RowMap
+    from mx_core.groups import aligned_offs
+
+    offs = torch.tensor([130, 130, 171, 300], dtype=torch.int32)
+    x, dy = (torch.randn(300, n, generator=rng).bfloat16() for n in (256, 384))
+    w = torch.randn(4, 384, 256, generator=rng).bfloat16()
+    end = int(aligned_offs(offs)[-1])
+    x, dy, w, offs = (t.to(device) for t in (x, dy, w, offs))
+    keywords = {"row_map": RowMap.COMPACT, "backend": "sm90"}
+    if recipe == "mxfp8":
+        keywords["row_map"] = RowMap.ALIGNED
+        x = mx_kernels.quantize_mx(x, offs=offs, row_map=RowMap.ALIGNED, backend="sm90")
+        w = mx_kernels.quantize_mx(w, backend="sm90")
+    if mode == "fprop":
+        y = mx_kernels.grouped_gemm_fprop(x, w, offs, **keywords)
+    elif mode == "dgrad":
+        y = mx_kernels.grouped_gemm_dgrad(dy, w, offs, **keywords)
+    else:
+        y = mx_kernels.grouped_gemm_wgrad(dy, x, offs, **keywords)
+    return y[:end] if recipe == "mxfp8" else y
+
+
 RUNS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
     "dsl/transpose.bf16": lambda device, rng: _run_transpose(torch.bfloat16, device, rng),
     "dsl/transpose.f32": lambda device, rng: _run_transpose(torch.float32, device, rng),
@@ -210,6 +239,11 @@ RUNS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
     "dsl/gemm.bf16.mn": lambda device, rng: _run_gemm(torch.bfloat16, "mn", device, rng),
     "dsl/gemm.f16.kk": lambda device, rng: _run_gemm(torch.float16, "kk", device, rng),
     "dsl/gemm.e4m3.kk": lambda device, rng: _run_gemm(torch.float8_e4m3fn, "kk", device, rng),
+    **{
+        f"dsl/mx_kernels.{m}.bf16": functools.partial(_run_grouped, m, "bf16")
+        for m in ("fprop", "dgrad", "wgrad")
+    },
+    "dsl/mx_kernels.fprop.mxfp8": functools.partial(_run_grouped, "fprop", "mxfp8"),
 }
 
 

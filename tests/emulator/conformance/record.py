@@ -18,12 +18,13 @@ from emulator.conformance.classes import CLASSES
 
 
 def record_dsl() -> None:
-    """Record the DSL's own kernels."""
+    """Record the DSL kernels, one after another in one process."""
     from emulator.conformance import dsl
 
     start = time.time()
     stored = {}
     for name in dsl.RUNS:
+        print(f"case {name}", file=sys.stderr, flush=True)
         stored |= recorded.pack_bytes(name, dsl.run(name, "cuda").numpy())
     path = recorded.save("dsl", stored)
     print(f"dsl: {len(dsl.RUNS)} runs, {path.stat().st_size} bytes, {time.time() - start:.1f} s", flush=True)

@@ -21,6 +21,7 @@ TIMED = (
 
 REFUSED = {
     "barriers/drop_and_expect": "noComplete",
+    "tma/store.1d.u8": "no multiple of 16",
     **{f"tma/unelected.{copy}.{n}lanes": "un-elected" for copy in ("bulk", "tensor") for n in (2, 32)},
 }
 """Case → the words of the refusal: what the emulator does not model, or reports as the bug that it is."""
