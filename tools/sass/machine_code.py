@@ -67,7 +67,7 @@ def compile_cubin(key: GemmKey, target: str) -> bytes:
 
 
 def find_tool(name: str) -> str | None:
-    """nvdisasm or cuobjdump."""
+    """Path of nvdisasm or cuobjdump."""
     if path := shutil.which(name):
         return path
     for package, folder in (("nvidia", "cu13/bin"), ("triton", "backends/nvidia/bin")):
