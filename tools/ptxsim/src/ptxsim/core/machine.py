@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..program import Program
 
 _SLICE = 4000
+_LAZINESS = (0.0, 0.3, 0.9, 0.995)
+"""How often a warp passes up its turn under the random schedule."""
 """Instructions a warp runs before others get a turn, unless it waits."""
 _TIMEOUTS = 3
 """Rounds in which timed waits may time out before the state counts as a deadlock."""
@@ -176,7 +178,7 @@ class Machine:
             if random:
                 rng.shuffle(warps)  # type: ignore[arg-type]
             for warp in warps:
-                if random and rng.random() < 0.3:
+                if random and self._rests(warp):
                     moved = moved or self._can_move(warp)
                     continue
                 budget = int(rng.integers(1, 80)) if random else _SLICE
@@ -193,6 +195,13 @@ class Machine:
                 running.remove(cluster)
                 moved = True
         return moved
+
+    def _rests(self, warp: Warp) -> bool:
+        """Warps have speeds of their own, redrawn now and then: a slow one lets others run far ahead of it."""
+        rng = self.rng
+        if warp.laziness is None or rng.random() < 0.01:
+            warp.laziness = float(rng.choice(_LAZINESS))
+        return rng.random() < warp.laziness
 
     @staticmethod
     def _can_move(warp: Warp) -> bool:

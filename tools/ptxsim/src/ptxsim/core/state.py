@@ -145,6 +145,7 @@ class Warp:
         self.carry: Any = 0
         self.name = f"{cta.name} warp {number}"
         self.spurious: int | None = None
+        self.laziness: float | None = None
         self.last_wait = ""
 
         self.log: list[int] = []
