@@ -48,7 +48,9 @@ def evaluate(code: str, *inputs: np.ndarray, outputs: int = 1, wide: bool = Fals
     dtype = np.uint64 if wide else np.uint32
     padded = [np.concatenate([x.astype(dtype), np.zeros(lanes - n, dtype)]) for x in inputs]
     result = np.full((outputs, lanes), 0xDEADBEEF, dtype)
-    lines = [f".reg .b{width} in<5>, out<3>; .reg .b64 at; mad.lo.u32 t0, %ctaid.x, 32, tx; mul.wide.u32 w, t0, {unit};"]
+    lines = [
+        f".reg .b{width} in<5>, out<3>; .reg .b64 at; mad.lo.u32 t0, %ctaid.x, 32, tx; mul.wide.u32 w, t0, {unit};"
+    ]
     for i in range(len(inputs)):
         lines.append(f"add.u64 at, a{i}, w; ld.global.b{width} in{i + 1}, [at];")
     code = re.sub(r"\$o1", "out1", re.sub(r"\$0", "out0", re.sub(r"\$([1-4])", r"in\1", code)))

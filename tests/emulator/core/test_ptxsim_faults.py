@@ -8,7 +8,9 @@ import pytest
 from emulator.core.ptx_kernel import run
 
 ONE = "setp.eq.u32 p, tx, 0; "
-INIT = ONE + "@p mbarrier.init.shared.b64 [smem+1024], 1; @p fence.mbarrier_init.release.cluster; bar.sync 0; "
+INIT = (
+    ONE + "@p mbarrier.init.shared.b64 [smem+1024], 1; @p fence.mbarrier_init.release.cluster; bar.sync 0; "
+)
 
 
 def words(n=64):
@@ -57,27 +59,40 @@ def test_fault(name, body, message):
 
 
 def test_report_names_cta_warp_and_line():
-    with pytest.raises(ptxsim.Fault, match=r"CTA \(1,0,0\) warp 1, line \d+ `ld\.shared\.u32 t0, \[smem\+64\]`"):
-        run("mov.u32 t1, %ctaid.x; mul.lo.u32 t2, t1, tx; setp.lt.u32 p, t2, 32; @p bra E; ld.shared.u32 t0, [smem+64]; E:", words(), grid=2, block=64)
+    with pytest.raises(
+        ptxsim.Fault, match=r"CTA \(1,0,0\) warp 1, line \d+ `ld\.shared\.u32 t0, \[smem\+64\]`"
+    ):
+        run(
+            "mov.u32 t1, %ctaid.x; mul.lo.u32 t2, t1, tx; setp.lt.u32 p, t2, 32; @p bra E; ld.shared.u32 t0, [smem+64]; E:",
+            words(),
+            grid=2,
+            block=64,
+        )
 
 
 def test_missing_expect_tx_is_seen_late():
     """Without expect_tx the phase completes before the bytes arrive."""
-    body = INIT + """
+    body = (
+        INIT
+        + """
       @!p bra WAIT; mbarrier.arrive.shared.b64 _, [smem+1024];
       WAIT: mbarrier.try_wait.parity.shared.b64 q, [smem+1024], 0; @!q bra WAIT;
     """
+    )
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem], [a0], 16, [smem+1024]; "
     with pytest.raises(ptxsim.Fault, match="issued in phase 0"):
         run(body.replace("mbarrier.arrive.shared", copy + "mbarrier.arrive.shared"), words(), schedule="late")
 
 
 def test_deadlock_report_lists_every_warp():
-    body = INIT + """
+    body = (
+        INIT
+        + """
       setp.lt.u32 q, tx, 32; @q bra ONLY;
       bar.sync 2, 64;
       ONLY: W: mbarrier.try_wait.parity.shared.b64 q, [smem+1024], 0; @!q bra W;
     """
+    )
     with pytest.raises(ptxsim.Deadlock) as error:
         run(body, words(), block=64)
     message = str(error.value)

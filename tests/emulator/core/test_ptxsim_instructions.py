@@ -63,7 +63,9 @@ INTEGER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "inputs", "expected"), INTEGER, ids=[c[0].split(" ")[0] + f"#{i}" for i, c in enumerate(INTEGER)])
+@pytest.mark.parametrize(
+    ("code", "inputs", "expected"), INTEGER, ids=[c[0].split(" ")[0] + f"#{i}" for i, c in enumerate(INTEGER)]
+)
 def test_integer(code, inputs, expected):
     assert evaluate(code, *inputs).tolist() == expected.tolist()
 
@@ -116,7 +118,9 @@ FLOAT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "inputs", "expected"), FLOAT, ids=[c[0].split(" ")[0] + f"#{i}" for i, c in enumerate(FLOAT)])
+@pytest.mark.parametrize(
+    ("code", "inputs", "expected"), FLOAT, ids=[c[0].split(" ")[0] + f"#{i}" for i, c in enumerate(FLOAT)]
+)
 def test_floating(code, inputs, expected):
     if " h," in code:
         code = "cvt.u16.u32 h, $1; " + code
@@ -214,7 +218,9 @@ ATOMICS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "old", "value", "new"), ATOMICS, ids=[a[0] + str(i) for i, a in enumerate(ATOMICS)])
+@pytest.mark.parametrize(
+    ("op", "old", "value", "new"), ATOMICS, ids=[a[0] + str(i) for i, a in enumerate(ATOMICS)]
+)
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_atomics(op, old, value, new, space):
     cell, out = U(old), U(0)

@@ -8,7 +8,9 @@ import pytest
 from emulator.core.ptx_kernel import run
 
 SCHEDULES = ("early", "late", "random")
-MINE = "shl.b32 t0, tx, 2; add.u32 t1, smem, t0; xor.b32 t2, tx, 32; shl.b32 t2, t2, 2; add.u32 t2, smem, t2; "
+MINE = (
+    "shl.b32 t0, tx, 2; add.u32 t1, smem, t0; xor.b32 t2, tx, 32; shl.b32 t2, t2, 2; add.u32 t2, smem, t2; "
+)
 BAR = "bar.sync 0; "
 
 
@@ -108,7 +110,12 @@ def test_bulk_load_over_data_still_being_read():
 
 
 def test_bulk_load_over_a_store_without_proxy_fence():
-    body = MBARRIER + "st.shared.v4.u32 [t1], {{tx, tx, tx, tx}}; {} bar.sync 0;" + FILL.replace("{", "{{").replace("}", "}}") + WAIT0
+    body = (
+        MBARRIER
+        + "st.shared.v4.u32 [t1], {{tx, tx, tx, tx}}; {} bar.sync 0;"
+        + FILL.replace("{", "{{").replace("}", "}}")
+        + WAIT0
+    )
     clean(body.format("fence.proxy.async.shared::cta;"))
     expect(body.format(""), "missing proxy fence")
 
@@ -122,7 +129,9 @@ STORE = """
 
 
 def test_bulk_store_needs_a_proxy_fence():
-    fill = "shl.b32 t0, tx, 4; add.u32 t1, smem, t0; st.shared.v4.u32 [t1], {{tx, tx, tx, tx}}; {} bar.sync 0;"
+    fill = (
+        "shl.b32 t0, tx, 4; add.u32 t1, smem, t0; st.shared.v4.u32 [t1], {{tx, tx, tx, tx}}; {} bar.sync 0;"
+    )
     clean(fill.format("fence.proxy.async.shared::cta;") + STORE.format("", ""))
     clean(fill.format("fence.proxy.async;") + STORE.format("", ""))
     expect(fill.format("") + STORE.format("", ""), "missing proxy fence")
@@ -166,7 +175,9 @@ CLUSTER = MINE.replace("xor.b32 t2, tx, 32;", "mov.u32 t2, tx;") + """
 def test_distributed_shared_memory():
     sync = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
     clean(CLUSTER.format(sync), grid=2, cluster=2)
-    fenced = "fence.acq_rel.cluster; barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
+    fenced = (
+        "fence.acq_rel.cluster; barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
+    )
     clean(CLUSTER.format(fenced), grid=2, cluster=2)
     expect(CLUSTER.format("bar.sync 0;"), "race|nobody wrote", grid=2, cluster=2, uninitialized=False)
     relaxed = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"

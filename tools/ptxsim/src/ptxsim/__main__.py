@@ -18,7 +18,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", default="early", choices=SCHEDULES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-checks", action="store_true", help="no race detection")
-    parser.add_argument("--allow-uninitialized", action="store_true", help="reads of memory nobody wrote are no error")
+    parser.add_argument(
+        "--allow-uninitialized", action="store_true", help="reads of memory nobody wrote are no error"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,7 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     _options(run)
     trace = commands.add_parser("trace", help="run a script, write a Perfetto timeline and print a summary")
     _options(trace)
-    trace.add_argument("--out", default="ptxsim_trace.json", help="timeline file, for https://ui.perfetto.dev")
+    trace.add_argument(
+        "--out", default="ptxsim_trace.json", help="timeline file, for https://ui.perfetto.dev"
+    )
     trace.add_argument("--picture", help="also draw the timeline to this image file (needs matplotlib)")
     trace.add_argument("--launch", type=int, default=-1, help="which launch to draw; the last by default")
     for p in (run, trace):
@@ -63,7 +67,9 @@ def main(argv: list[str] | None = None) -> int:
             code = e.code if isinstance(e.code, int) else int(e.code is not None)
     for record in gpu.launches:
         config = record.config
-        print(f"launch {record.name[:70]}: grid {config.grid} cluster {config.cluster}, {record.instructions} warp instructions")
+        print(
+            f"launch {record.name[:70]}: grid {config.grid} cluster {config.cluster}, {record.instructions} warp instructions"
+        )
     if recorder is not None:
         recorder.write(args.out)
         print(recorder.summary(args.launch))

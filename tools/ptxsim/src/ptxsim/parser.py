@@ -258,7 +258,7 @@ def parse_body(kernel: Kernel, files: dict[int, str] | None = None) -> list[Inst
             line += text.count("\n", pos, label.end())
             pos = label.end()
             continue
-        if text.startswith(".loc", pos):
+        if re.match(r"\.loc\s", text[pos : pos + 5]):
             end = text.index("\n", pos)
             words = text[pos:end].replace(",", " ").split()
             source = f"{files.get(int(words[1]), words[1])}:{words[2]}"

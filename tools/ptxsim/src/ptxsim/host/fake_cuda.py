@@ -114,7 +114,16 @@ def _answers(gpu: GPU) -> dict[str, Any]:
         "get_device_name": lambda *a, **k: "ptxsim",
         "get_device_properties": lambda *a, **k: properties,
         **dict.fromkeys(
-            ("synchronize", "empty_cache", "init", "set_device", "_lazy_init", "manual_seed", "manual_seed_all"), nothing
+            (
+                "synchronize",
+                "empty_cache",
+                "init",
+                "set_device",
+                "_lazy_init",
+                "manual_seed",
+                "manual_seed_all",
+            ),
+            nothing,
         ),
     }
 

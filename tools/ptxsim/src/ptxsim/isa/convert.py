@@ -30,6 +30,8 @@ def cvt(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     options = "z" * ftz + "s" * sat + "r" * relu
     args = ", ".join(e.val(s, _WIDTH[src]) for s in sources)
     plain = not (ftz or relu or satfinite)
+    if len(sources) != (2 if dst.endswith("x2") and src == "f32" else 1):
+        raise refuse(ins, f"{len(sources)} sources")
 
     register = WIDTH[e.register_type(result) or "b32"]
     if dst in _INTS and src in _INTS and plain and mode is None:
