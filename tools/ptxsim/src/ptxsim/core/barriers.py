@@ -28,6 +28,7 @@ class MBarrier:
         "address",
         "count",
         "cta",
+        "fenced",
         "gather",
         "init_clock",
         "known",
@@ -49,6 +50,8 @@ class MBarrier:
         self.gather, self.settled, self.init_clock = order.clock(), order.clock(), order.clock()
         self.known: set[int] = set()
         """Actors that are ordered after the init."""
+        self.fenced = False
+        """The init is visible to the async proxy: its warp executed fence.mbarrier_init or fence.proxy.async."""
 
     def note(self, site: str) -> int:
         """Clock value of asynchronous accesses counted in the current phase."""
@@ -94,11 +97,17 @@ def _shared(a: int) -> int:
     return a - SHARED_WINDOW if a >> 56 else a
 
 
-def find_mbarrier(W: Warp, a: int, line: int, ordered: bool = True) -> MBarrier:
+def find_mbarrier(W: Warp, a: int, line: int, ordered: bool = True, asynchronous: bool = False) -> MBarrier:
+    """The object at a shared address. `asynchronous`: the async proxy (TMA, tcgen05.commit) is to signal it."""
     cta, o = shared_location(W, _shared(a))
     barrier = cta.mbarriers.get(o)
     if barrier is None:
         raise Fault(f"mbarrier at {o:#x} of {cta.name} was never initialised: {who(W, line)}")
+    if asynchronous and not barrier.fenced and W.machine.checks:
+        raise Fault(
+            f"mbarrier at {o:#x} of {cta.name} is signalled by the async proxy, but its init was not made visible there "
+            f"(fence.mbarrier_init or fence.proxy.async after mbarrier.init): {who(W, line)}"
+        )
     if not ordered or W.actor in barrier.known:
         return barrier
     if W.machine.checks and (barrier.init_clock.v[0] > W.current().v[0]).any():
@@ -136,6 +145,7 @@ def mbarrier_init(W: Warp, a: Value, count: Value, m: Mask, line: int) -> None:
             cta.shadow.write(W.current(), 0, where, 8, W.actor, W.touch(line), line, W.name)
             cta.shadow.mark(where, BARRIER_OBJECT)
         barrier = cta.mbarriers[o] = MBarrier(cta, o, c)
+        W.unfenced_inits.append(barrier)
         W.touch(line)
         barrier.init_clock.v[0, W.actor] = len(W.log)
         W.machine.progress += 1
@@ -449,8 +459,16 @@ def fence_generic(W: Warp) -> None:
     W.release(W.fenced)
 
 
+def fence_mbarrier_init(W: Warp) -> None:
+    """This warp's mbarrier.init operations are visible to the async proxy and, by a relaxed arrival, to the cluster."""
+    for barrier in W.unfenced_inits:
+        barrier.fenced = True
+    W.unfenced_inits.clear()
+
+
 def fence_proxy_async(W: Warp) -> None:
     """Everything that happens before now is visible to the async proxy."""
+    fence_mbarrier_init(W)
     v = W.current().v
     np.maximum(v[1], v[0], out=v[1])
 

@@ -146,6 +146,7 @@ class Warp:
         self.name = f"{cta.name} warp {number}"
         self.spurious: int | None = None
         self.laziness: float | None = None
+        self.unfenced_inits: list[Any] = []
         self.last_wait = ""
 
         self.log: list[int] = []

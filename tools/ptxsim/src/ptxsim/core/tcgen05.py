@@ -242,7 +242,7 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
     else:
         bits = first(mask, m)
         targets = [address & OFFSET_MASK | r << RANK_SHIFT for r in range(16) if bits >> r & 1]
-    barriers = [find_mbarrier(W, t, line) for t in targets]
+    barriers = [find_mbarrier(W, t, line, asynchronous=True) for t in targets]
     known = W.cluster.order.clock()
     W.release(known)
 

@@ -83,7 +83,7 @@ class _Landing:
         self.barriers: list[tuple[MBarrier, int]] = []
         clock = W.current()
         for cta, offset, barrier_address in targets:
-            barrier = find_mbarrier(W, barrier_address, line)
+            barrier = find_mbarrier(W, barrier_address, line, asynchronous=True)
             self.barriers.append((barrier, barrier.phase))
             epoch = barrier.note(f"{what} by {W.name}, {W.machine.describe_line(line)}")
             if cta.shadow:
@@ -432,7 +432,7 @@ def bulk_shared(W: Warp, dst: Value, src: Value, size: Value, barrier: Value, m:
         n = lane(size, i)
         targets = _targets(W, lane(dst, i), lane(barrier, i), None, False)
         _check_bulk(W, o, targets[0][1], n, line)
-        landing_barrier = find_mbarrier(W, lane(barrier, i), line)
+        landing_barrier = find_mbarrier(W, lane(barrier, i), line, asynchronous=True)
         if cta.shadow:
             epoch = landing_barrier.note(f"bulk copy by {W.name}, {W.machine.describe_line(line)}")
             cta.shadow.read(

@@ -82,6 +82,7 @@ def fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if mods.flag("mbarrier_init"):
         mods.pick("release")
         mods.pick("cluster")
+        e.emit("fence_mbarrier_init(W)")
         e.emit("fence_generic(W)")
         return
     mods.one_of("sc", "acq_rel", "acquire", "release", default=None)
