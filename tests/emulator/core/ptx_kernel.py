@@ -51,12 +51,11 @@ def evaluate(code: str, *inputs: np.ndarray, outputs: int = 1, wide: bool = Fals
     lines = [
         f".reg .b{width} in<5>, out<3>; .reg .b64 at; mad.lo.u32 t0, %ctaid.x, 32, tx; mul.wide.u32 w, t0, {unit};"
     ]
-    for i in range(len(inputs)):
-        lines.append(f"add.u64 at, a{i}, w; ld.global.b{width} in{i + 1}, [at];")
+    lines += [f"add.u64 at, a{i}, w; ld.global.b{width} in{i + 1}, [at];" for i in range(len(inputs))]
     code = re.sub(r"\$o1", "out1", re.sub(r"\$0", "out0", re.sub(r"\$([1-4])", r"in\1", code)))
     lines.append(code)
-    for o in range(outputs):
-        lines.append(f"add.u64 at, a{len(inputs)}, w; st.global.b{width} [at+{o * lanes * unit}], out{o};")
+    lines.append(f"add.u64 at, a{len(inputs)}, w;")
+    lines += [f"st.global.b{width} [at+{o * lanes * unit}], out{o};" for o in range(outputs)]
     run("\n".join(lines), *padded, result, grid=lanes // 32, target="sm_100a")
     return result[0, :n] if outputs == 1 else result[:, :n]
 

@@ -123,7 +123,7 @@ def test_bulk_load_over_a_store_without_proxy_fence():
 STORE = """
   setp.eq.u32 p, tx, 0; @!p bra END;
   cp.async.bulk.global.shared::cta.bulk_group [a1], [smem], 512; cp.async.bulk.commit_group; {}
-  END: bar.sync 0; {} 
+  END: bar.sync 0; {}
   @p cp.async.bulk.wait_group.read 0;
 """
 
@@ -161,7 +161,7 @@ def test_mbarrier_init_must_be_synchronised():
     """
     clean(body.format(BAR), block=64)
     for schedule in SCHEDULES:
-        with pytest.raises(ptxsim.Fault, match="without synchronisation after its init|never initialised"):
+        with pytest.raises(ptxsim.Fault, match=r"without synchronisation after its init|never initialised"):
             run(body.format(""), words(), block=64, schedule=schedule)
 
 

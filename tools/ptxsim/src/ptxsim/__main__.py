@@ -12,10 +12,10 @@ from .core.engine import SCHEDULES
 from .host import fake_cuda
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def _options(parser: argparse.ArgumentParser, schedule: str) -> None:
     parser.add_argument("--arch", default="sm_100a", choices=sorted(api.ARCHITECTURES))
     parser.add_argument("--sms", type=int, default=148)
-    parser.add_argument("--schedule", default="early", choices=SCHEDULES)
+    parser.add_argument("--schedule", default=schedule, choices=SCHEDULES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-checks", action="store_true", help="no race detection")
     parser.add_argument(
@@ -27,9 +27,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ptxsim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run an unmodified script that thinks it has a GPU")
-    _options(run)
+    _options(run, "early")
     trace = commands.add_parser("trace", help="run a script, write a Perfetto timeline and print a summary")
-    _options(trace)
+    _options(trace, "timed")
     trace.add_argument(
         "--out", default="ptxsim_trace.json", help="timeline file, for https://ui.perfetto.dev"
     )

@@ -13,7 +13,7 @@ from . import api
 
 @pytest.fixture
 def emulated_gpu() -> Iterator[Callable[..., api.GPU]]:
-    """Enters an emulated GPU for the rest of the test when called, as in `g = emulated_gpu("sm_100a", schedule="late")`."""
+    """Call it with the arguments of `ptxsim.gpu`: it enters an emulated GPU for the rest of the test and returns it."""
     with ExitStack() as stack:
 
         def enter(arch: str = "sm_100a", **options: Any) -> api.GPU:

@@ -374,9 +374,18 @@ def _describe(ins: Instruction) -> str:
 
 
 def _count(block: list[Instruction]) -> dict[str, int]:
+    """Instructions by opcode, and under longer names those that tell a warp's role."""
     out: dict[str, int] = {}
     for ins in block:
-        out[ins.op] = out.get(ins.op, 0) + 1
+        names = [ins.op]
+        if ins.op == "tcgen05":
+            names.append(f"tcgen05.{ins.mods[0]}")
+        elif ins.full.startswith("cp.async.bulk") and any(m.startswith("mbarrier") for m in ins.mods):
+            names.append("bulk load")
+        elif ins.full.startswith("clusterlaunchcontrol.try_cancel"):
+            names.append("try cancel")
+        for name in names:
+            out[name] = out.get(name, 0) + 1
     return out
 
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-SCHEDULES = ("early", "late", "random", "tma_late", "mma_late")
+SCHEDULES = ("early", "late", "random", "tma_late", "mma_late", "timed")
 
 
 class Op:
     """One asynchronous effect."""
 
-    __slots__ = ("done", "line", "pipe", "run", "started")
+    __slots__ = ("done", "due", "line", "pipe", "run", "started")
 
     def __init__(self, run: Callable[[], None], pipe: Pipe, line: int):
         self.run, self.pipe, self.line = run, pipe, line
         self.done = False
-        self.started = 0
+        self.started = self.due = 0
 
 
 class Pipe:
@@ -44,13 +44,19 @@ class Engine:
         self.schedule, self.rng = schedule, rng
         self.pending: list[Pipe] = []
         self.completed = 0
+        self.now = 0
+        """Ticks of the timed schedule."""
         self.observer: Callable[[Op, bool], None] | None = None
 
-    def issue(self, run: Callable[[], None], line: int, pipe: Pipe | None = None, kind: str = "tma") -> Op:
-        """Queue an operation behind the others of its pipe (of no one, if None)."""
+    def issue(
+        self, run: Callable[[], None], line: int, pipe: Pipe | None = None, kind: str = "tma", ticks: int = 0
+    ) -> Op:
+        """Queue an operation behind the others of its pipe (of no one, if None); `ticks` is for the timed schedule."""
         if pipe is None:
             pipe = Pipe(kind)
         op = Op(run, pipe, line)
+        op.started = max(self.now, pipe.ops[-1].due if pipe.ops else 0)
+        op.due = op.started + ticks
         if self.observer:
             self.observer(op, False)
         if not pipe.ops and self._at_once(pipe.kind):
@@ -70,7 +76,7 @@ class Engine:
             return kind != "tma"
         if self.schedule == "mma_late":
             return kind != "mma"
-        return False
+        return False  # late, timed
 
     def _complete(self, op: Op) -> None:
         op.done = True
@@ -97,6 +103,22 @@ class Engine:
         i = int(self.rng.integers(len(self.pending))) if self.schedule == "random" else 0
         self._run_head(self.pending[i])
         return True
+
+    def advance(self, ticks: int) -> bool:
+        """Timed schedule: let time pass and finish what is due; with 0, jump to the next completion."""
+        heads = [pipe.ops[0] for pipe in self.pending]
+        if not ticks:
+            if not heads:
+                return False
+            self.now = max(self.now, min(op.due for op in heads))
+        self.now += ticks
+        moved = False
+        while True:
+            due = [pipe for pipe in self.pending if pipe.ops[0].due <= self.now]
+            if not due:
+                return moved
+            self._run_head(min(due, key=lambda pipe: pipe.ops[0].due))
+            moved = True
 
     def drain(self) -> None:
         while self.step():

@@ -270,16 +270,20 @@ def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
     if "z" in opt:
         r = flush(r, ty)
         if op in ("mul", "fma"):
-            r = _flush_tiny(r, x)
+            r = _flush_tiny(r, x, mode)
     return from_float(clamp(r, opt) if opt else r, ty, uniform)
 
 
-def _flush_tiny(r: Array, x: list[Array]) -> Array:
-    """With .ftz a product below the smallest normal is zero even if rounding would lift it to that (seen on an H200)."""
+def _flush_tiny(r: Array, x: list[Array], mode: str) -> Array:
+    """With .ftz a result is zero if, rounded to 24 bits with any exponent, it is below the smallest normal.
+
+    So a product that only gradual underflow would lift to the smallest normal is flushed too (seen on an H200).
+    """
     s, e = wide(x[0]) * wide(x[1]), np.zeros(1)
     if len(x) == 3:
         s, e = two_sum(s, wide(x[2]))
-    return np.where(np.abs(round_odd(s, e)) < 2.0**-126, np.copysign(np.zeros(1, r.dtype), r), r)
+    tiny = np.abs(round_bits(round_odd(s, e), 23, -1000, mode, 2.0**200)) < 2.0**-126
+    return np.where(tiny, np.copysign(np.zeros(1, r.dtype), r), r)
 
 
 def clamp(r: Array, opt: str) -> Array:

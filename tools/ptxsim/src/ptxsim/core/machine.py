@@ -22,6 +22,8 @@ _SLICE = 4000
 _LAZINESS = (0.0, 0.3, 0.9, 0.995)
 """How often a warp passes up its turn under the random schedule."""
 """Instructions a warp runs before others get a turn, unless it waits."""
+_TICKS = 4
+"""Ticks (and instructions of a warp) in a round of the timed schedule."""
 _TIMEOUTS = 3
 """Rounds in which timed waits may time out before the state counts as a deadlock."""
 
@@ -74,6 +76,7 @@ class Machine:
         self.waiting: list[tuple[int, int, int]] = []
         self.cluster_shape = (1, 1, 1)
         self._stalls = 0
+        self._slice = _TICKS if schedule == "timed" else _SLICE
 
     # ---- statistics
     def count(self, what: str, n: int) -> None:
@@ -85,7 +88,12 @@ class Machine:
             self.trace.bytes_moved(what, address, n)
 
     def clock(self) -> int:
-        return self.instructions & M32
+        """%clock: a count that grows, not time."""
+        return self.now & M32
+
+    @property
+    def now(self) -> int:
+        return self.engine.now if self.engine.schedule == "timed" else self.instructions
 
     def describe_line(self, line: int) -> str:
         if self.program is None:
@@ -138,17 +146,20 @@ class Machine:
         running: list[Cluster] = []
         self._stalls = 0
         engine = self.engine
-        random = engine.schedule == "random"
+        random, timed = engine.schedule == "random", engine.schedule == "timed"
         while self.waiting or running:
-            first = 2 if random else 1
+            first = resident if timed else 2 if random else 1
             while self.waiting and len(running) < min(first, resident):
                 running.append(self._start_cluster(program, config, shape, self.waiting.pop()))
-            if self._round(running, random):
+            moved = self._round(running, random)
+            if timed and engine.advance(_TICKS):
+                moved = True
+            if moved:
                 continue
             if self.waiting and len(running) < resident:
                 running.append(self._start_cluster(program, config, shape, self.waiting.pop()))
                 continue
-            if engine.step():
+            if engine.advance(0) if timed else engine.step():
                 continue
             if self._time_out(running):
                 continue
@@ -181,7 +192,7 @@ class Machine:
                 if random and self._rests(warp):
                     moved = moved or self._can_move(warp)
                     continue
-                budget = int(rng.integers(1, 80)) if random else _SLICE
+                budget = int(rng.integers(1, 80)) if random else self._slice
                 if self._step(warp, budget):
                     moved = True
                 if random and engine.pending and rng.random() < 0.1:

@@ -167,7 +167,7 @@ def tmem_load(
             if slot >= 0:
                 R[slot] = value
 
-    op = W.machine.engine.issue(land, line, stream.pipe)
+    op = W.machine.engine.issue(land, line, stream.pipe, ticks=8 + n)
     stream.ops.append((epoch, op))
     if not op.done:
         for slot in slots:
@@ -446,7 +446,8 @@ def tc_mma(
             _accumulate(cta, s, d & 0xFFFF, product, accumulate, kind == "i8", exponent, keep)
         W.machine.progress += 1
 
-    W.machine.engine.issue(run, line, stream.pipe)
+    # for timelines: 16384 FLOP a clock and SM for 8-bit operands
+    W.machine.engine.issue(run, line, stream.pipe, ticks=s.rows_a * s.n * 2 * _K_BYTES // 16384)
 
 
 @lru_cache(maxsize=64)

@@ -208,6 +208,11 @@ def tma_load(
         _start_load(W, t, at, gather, targets, line)
 
 
+def _load_ticks(size: int) -> int:
+    """For timelines: about the latency and rate of a copy into shared memory, in clocks."""
+    return 600 + size // 64
+
+
 def _start_load(
     W: Warp, t: TensorMap, at: list[int], gather: bool, targets: list[tuple[CTA, int, int]], line: int
 ) -> None:
@@ -230,7 +235,7 @@ def _start_load(
             _store_rows(t, cta, offset, data)
         landing.arrived()
 
-    op = machine.engine.issue(land, line, None, "tma")
+    op = machine.engine.issue(land, line, None, "tma", _load_ticks(t.inner_bytes * rows))
     if not op.done:
         for cta, offset, _ in targets:
             _store_rows(t, cta, offset, np.full((rows, t.inner_bytes), SHARED_POISON, np.uint8))
@@ -345,13 +350,13 @@ def _start_store(W: Warp, i: int, cta: CTA, index: Any, what: str, line: int, re
         write(data[0])
         machine.progress += 1
 
-    reads = machine.engine.issue(lambda: data.append(read()), line, None, "tma")
+    reads = machine.engine.issue(lambda: data.append(read()), line, None, "tma", 100)
 
     def late_write() -> None:
         machine.engine.force(reads)
         finish()
 
-    writes = machine.engine.issue(late_write, line, None, "tma")
+    writes = machine.engine.issue(late_write, line, None, "tma", 700)
     W.open_bulk.append((i, reads, writes))
 
 
@@ -419,7 +424,7 @@ def _copy_in(W: Warp, targets: list[tuple[CTA, int, int]], source: Any, n: int, 
             cta.bytes[o : o + n] = data
         landing.arrived()
 
-    op = W.machine.engine.issue(land, line, None, "tma")
+    op = W.machine.engine.issue(land, line, None, "tma", _load_ticks(n))
     if not op.done:
         for cta, o, _ in targets:
             cta.bytes[o : o + n] = SHARED_POISON

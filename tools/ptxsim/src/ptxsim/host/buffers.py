@@ -46,7 +46,7 @@ def collect(args: Iterable[Any], into: Buffers, label: str = "argument") -> None
 
 
 def resolve_pointers(params: bytes, known: Buffers) -> Buffers | None:
-    """Add what pointer-like words of the parameters lead to: live tensors, else whole mappings."""
+    """Add the live tensors that pointer-like words of the parameters lead to; None if some lead to unknown memory."""
     words = {int.from_bytes(params[i : i + 8], "little") for i in range(0, len(params) - 7, 8)}
     unknown = {
         w
@@ -57,8 +57,6 @@ def resolve_pointers(params: bytes, known: Buffers) -> Buffers | None:
         return known
     found = dict(known)
     for tensor in _live_tensors():
-        if not unknown:
-            break
         span = extent(tensor)
         if span is None:
             continue
@@ -68,14 +66,7 @@ def resolve_pointers(params: bytes, known: Buffers) -> Buffers | None:
             start = storage.data_ptr()
             found[f"tensor at {start:#x}"] = (start, start + storage.nbytes())
             unknown -= hit
-    for w in unknown:
-        i = next(
-            (i for i, (a, b) in enumerate(zip(MAPPINGS.starts, MAPPINGS.ends, strict=True)) if a <= w < b),
-            None,
-        )
-        if i is not None:
-            found[f"memory of unknown extent around {w:#x}"] = (MAPPINGS.starts[i], MAPPINGS.ends[i])
-    return found
+    return None if unknown else found
 
 
 def _mapped(address: int) -> bool:
