@@ -6,6 +6,7 @@ copies to tensor memory, in row-major order; see docs/layouts.md.
 Source: PTX ISA, "tcgen05.mma scale factor layout"; cuBLAS, "1D block scaling factors layout".
 """
 
+from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -14,6 +15,8 @@ from mx_core.formats import ScaleLayout
 
 TILE_ROWS = 128
 TILE_COLS = 4
+_LINEAR = "... (row_tile r4 r32) (col_tile c4)"
+_BLOCKED = "... row_tile col_tile r32 r4 c4"
 
 
 def blocked_shape(rows: int, cols: int) -> tuple[int, int, int, int, int]:
@@ -38,11 +41,9 @@ def to_blocked(scale: Tensor) -> Tensor:
     """
     if scale.ndim < 2:
         raise ValueError(expected("scale", "(..., R, C)", f"shape {tuple(scale.shape)}"))
-    *batch, rows, cols = scale.shape
-    row_tiles, col_tiles, r_32, r_4, c_4 = blocked_shape(rows, cols)
-    padded = pad(scale, (0, col_tiles * c_4 - cols, 0, row_tiles * TILE_ROWS - rows))
-    tiles = padded.reshape(*batch, row_tiles, r_4, r_32, col_tiles, c_4)
-    return tiles.movedim(-2, -4).transpose(-3, -2).contiguous()
+    rows, cols = scale.shape[-2:]
+    padded = pad(scale, (0, -cols % TILE_COLS, 0, -rows % TILE_ROWS))
+    return rearrange(padded, f"{_LINEAR} -> {_BLOCKED}", r4=4, r32=32, c4=4).contiguous()
 
 
 def from_blocked(blocked: Tensor, rows: int, cols: int) -> Tensor:
@@ -65,9 +66,7 @@ def from_blocked(blocked: Tensor, rows: int, cols: int) -> Tensor:
                 f"shape {tuple(blocked.shape)}",
             )
         )
-    *batch, row_tiles, col_tiles, r_32, r_4, c_4 = blocked.shape
-    tiles = blocked.transpose(-3, -2).movedim(-4, -2)  # (..., row_tiles, r_4, r_32, col_tiles, c_4)
-    linear = tiles.reshape(*batch, row_tiles * r_4 * r_32, col_tiles * c_4)
+    linear = rearrange(blocked, f"{_BLOCKED} -> {_LINEAR}")
     return linear[..., :rows, :cols].contiguous()
 
 
