@@ -82,7 +82,8 @@ def test_named_barrier_of_a_subset():
 
 
 MBARRIER = """
-  setp.eq.u32 p, tx, 0; @p mbarrier.init.shared.b64 [smem+2048], 1; bar.sync 0;
+  setp.eq.u32 p, tx, 0; @p mbarrier.init.shared.b64 [smem+2048], 1;
+  @p fence.mbarrier_init.release.cluster; bar.sync 0;
   shl.b32 t0, tx, 4; add.u32 t1, smem, t0;
 """
 FILL = """

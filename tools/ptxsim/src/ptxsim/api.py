@@ -29,9 +29,8 @@ class GPU:
             raise ValueError(f"arch: expected one of {sorted(ARCHITECTURES)}, got {arch!r}")
         self.arch, self.machine = arch, machine
         self.capability = ARCHITECTURES[arch]
-        self._calls: list[buffers.Buffers] = []
+        self._calls: list[tuple[buffers.Buffers, bool]] = []
         self._registered: buffers.Buffers = {}
-        self._complete = False  # the call's arguments told all the memory there is
         self._stack: ExitStack | None = None
         self.on_launch: Callable[[str, str, LaunchConfig, bytes], None] | None = None
         """Called with PTX, kernel name, configuration and parameter bytes before each launch from host code."""
@@ -65,13 +64,8 @@ class GPU:
     def call(self, args: Iterable[Any]) -> Iterator[None]:
         """Tensors passed to the compiled function that is being called, and tensors whose address was passed."""
         found: buffers.Buffers = {}
-        args = list(args)
-        buffers.collect(args, found)
-        # A tensor map may be based outside its tensor, so the kernel's parameters need not tell what it reaches.
-        addresses = b"".join(x.to_bytes(8, "little") for x in args if type(x) is int and 0 <= x < 1 << 63)
-        by_address = buffers.resolve_pointers(addresses, found) or found
-        self._complete = len(by_address) > len(found)
-        self._calls.append(by_address)
+        complete = buffers.collect(args, found)
+        self._calls.append((found, complete))
         try:
             yield
         finally:
@@ -86,7 +80,7 @@ class GPU:
             data[p.offset : p.offset + p.size] = ctypes.string_at(pointer, p.size)
         if self.on_launch:
             self.on_launch(ptx, name, config, bytes(data))
-        known = {k: v for call in self._calls for k, v in call.items()}
+        known = {k: v for call, _ in self._calls for k, v in call.items()}
         self.launch(program, config, bytes(data), known)
 
     def launch(
@@ -96,8 +90,11 @@ class GPU:
         start = -raw.ctypes.data % 128
         raw[start : start + len(params)] = np.frombuffer(params, np.uint8)
         address = int(raw.ctypes.data + start)
-        known = {**known, **self._registered}
-        found = known if self._complete and self._calls else buffers.resolve_pointers(params, known)
+        found: buffers.Buffers | None = {**known, **self._registered}
+        # A tensor map may be based outside its tensor, so parameters are looked at only if the call does not tell all.
+        if not (known and all(complete for _, complete in self._calls)):
+            parts = [params[p.offset : p.offset + p.size] for p in program.kernel.params]
+            found = buffers.resolve_pointers(parts, found)
         if found is not None:
             found = dict(found)
             found["kernel parameters"] = (address, address + len(params) + 128)

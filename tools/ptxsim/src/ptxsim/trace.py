@@ -138,7 +138,9 @@ class Trace:
         owner = op.pipe.name.partition("CTA")[2]
         group = f"CTA{owner}".partition(" warp")[0] if owner else "copies"
         text = site.partition("`")[2].partition(" ")[0] or site
-        self._current.spans.append(Span(group, track, text, op.pipe.kind, op.started, max(machine.now, op.started + 1)))
+        self._current.spans.append(
+            Span(group, track, text, op.pipe.kind, op.started, max(machine.now, op.started + 1))
+        )
 
     def bytes_moved(self, kind: str, address: int, n: int) -> None:
         assert self._machine is not None
@@ -180,7 +182,13 @@ class Trace:
             events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": group}})
         for (group, track), tid in threads.items():
             events.append(
-                {"name": "thread_name", "ph": "M", "pid": processes[group], "tid": tid, "args": {"name": track}}
+                {
+                    "name": "thread_name",
+                    "ph": "M",
+                    "pid": processes[group],
+                    "tid": tid,
+                    "args": {"name": track},
+                }
             )
         with open(path, "w") as f:
             json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, f)
@@ -195,7 +203,9 @@ class Trace:
             by_role[role].append(number)
         lines.append("role                 warps   instructions   waits   ticks waited")
         for role, numbers in by_role.items():
-            total = sum(sum(v for op, v in opcodes[n].items() if "." not in op and " " not in op) for n in numbers)
+            total = sum(
+                sum(v for op, v in opcodes[n].items() if "." not in op and " " not in op) for n in numbers
+            )
             waits = sum(t.waits[n][0] for n in numbers if n in t.waits)
             ticks = sum(t.waits[n][1] for n in numbers if n in t.waits)
             lines.append(f"{role:20} {len(numbers):5} {total:14} {waits:7} {ticks:14}")
@@ -228,7 +238,9 @@ class Trace:
         for y, row in enumerate(rows):
             for kind, colour in colours.items():
                 bars = [
-                    (s.start, max(s.end - s.start, 1)) for s in t.spans if (s.group, s.track) == row and s.kind == kind
+                    (s.start, max(s.end - s.start, 1))
+                    for s in t.spans
+                    if (s.group, s.track) == row and s.kind == kind
                 ]
                 if bars:
                     axes.broken_barh(bars, (y - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.2)
@@ -239,7 +251,12 @@ class Trace:
         axes.set_yticks(range(len(rows)), labels, fontsize=8)
         axes.invert_yaxis()
         axes.set_xlabel("ticks of the timed schedule (order and overlap, not performance)")
-        axes.legend(handles=[Patch(color=c, label=k) for k, c in colours.items()], ncols=5, fontsize=8, loc="lower right")
+        axes.legend(
+            handles=[Patch(color=c, label=k) for k, c in colours.items()],
+            ncols=5,
+            fontsize=8,
+            loc="lower right",
+        )
         figure.tight_layout()
         figure.savefig(path, dpi=110)
         plt.close(figure)

@@ -110,7 +110,8 @@ def _clip(
         inside.append(slice(low - c, high - c))
         shape.append(high - low)
         offset += low * stride
-    return t.address + offset, tuple(shape[::-1]), tuple(strides[::-1]), tuple(inside[::-1])
+    # Addresses are 64 bits wide: strides may lead round.
+    return (t.address + offset) % (1 << 64), tuple(shape[::-1]), tuple(strides[::-1]), tuple(inside[::-1])
 
 
 def _check_span(W: Warp, t: TensorMap, clipped: tuple, what: str, line: int) -> None:

@@ -29,8 +29,12 @@ def extent(x: Any) -> tuple[int, int] | None:
     return None
 
 
-def collect(args: Iterable[Any], into: Buffers, label: str = "argument") -> None:
-    """Tensors anywhere in a call's arguments."""
+def collect(args: Iterable[Any], into: Buffers, label: str = "argument") -> bool:
+    """Tensors anywhere in a call's arguments, and live tensors whose addresses are among them.
+
+    False if an argument may lead to memory of unknown extent (a raw pointer).
+    """
+    complete = True
     for i, x in enumerate(args):
         name = f"{label} {i}"
         source = getattr(x, "_ptxsim_source", x)
@@ -38,35 +42,51 @@ def collect(args: Iterable[Any], into: Buffers, label: str = "argument") -> None
         if span is not None:
             into[f"{name} {tuple(source.shape)}"] = span
         elif isinstance(x, (list, tuple)):
-            collect(x, into, name)
+            complete &= collect(x, into, name)
         elif isinstance(x, Mapping):
-            collect(x.values(), into, name)
+            complete &= collect(x.values(), into, name)
         elif hasattr(x, "__dataclass_fields__"):
-            collect([getattr(x, f) for f in x.__dataclass_fields__], into, name)
+            complete &= collect([getattr(x, f) for f in x.__dataclass_fields__], into, name)
+        elif type(x) is int and _FIRST_ADDRESS <= x < 1 << 47 and _mapped(x):
+            complete &= _resolve({x}, into)
+        elif hasattr(x, "memspace") or hasattr(x, "_dlpack_data"):  # a CuTe pointer, a tensor made elsewhere
+            complete = False
+    return complete
 
 
-def resolve_pointers(params: bytes, known: Buffers) -> Buffers | None:
+_FIRST_ADDRESS = 1 << 20
+
+
+def _pointer_words(data: bytes) -> set[int]:
+    """8-byte words of one parameter that may be pointers; of a tensor map only its address counts (its tail is garbage)."""
+    if len(data) == 128 and data[8] & 15 == 2:
+        data = data[:8]
+    return {int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) - 7, 8)}
+
+
+def resolve_pointers(params: Iterable[bytes], known: Buffers) -> Buffers | None:
     """Add the live tensors that pointer-like words of the parameters lead to; None if some lead to unknown memory."""
-    words = {int.from_bytes(params[i : i + 8], "little") for i in range(0, len(params) - 7, 8)}
-    unknown = {
-        w
-        for w in words
-        if w >= 1 << 20 and not any(low <= w < high for low, high in known.values()) and _mapped(w)
-    }
-    if not unknown:
-        return known
+    words: set[int] = set().union(*map(_pointer_words, params))
     found = dict(known)
+    return found if _resolve({w for w in words if w >= _FIRST_ADDRESS and _mapped(w)}, found) else None
+
+
+def _resolve(addresses: set[int], into: Buffers) -> bool:
+    """Find the live tensors that hold these addresses; False if some are in none."""
+    unknown = {a for a in addresses if not any(low <= a < high for low, high in into.values())}
+    if not unknown:
+        return True
     for tensor in _live_tensors():
         span = extent(tensor)
-        if span is None:
-            continue
-        hit = {w for w in unknown if span[0] <= w < span[1]}
+        hit = {a for a in unknown if span[0] <= a < span[1]} if span else None
         if hit:
             storage = tensor.untyped_storage()
             start = storage.data_ptr()
-            found[f"tensor at {start:#x}"] = (start, start + storage.nbytes())
+            into[f"tensor at {start:#x}"] = (start, start + storage.nbytes())
             unknown -= hit
-    return None if unknown else found
+            if not unknown:
+                return True
+    return False
 
 
 def _mapped(address: int) -> bool:
