@@ -41,6 +41,22 @@ class Scope:
     registers: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, str] = field(default_factory=dict)
+    """Vector registers: name → components, which are registers called name__x, ….
+
+    They are written out when an instruction is parsed, so that nothing else knows them."""
+
+    def write_out_vectors(self, statement: str) -> str:
+        """`abcd.x` → `abcd__x`, `abcd` → `{abcd__x, abcd__y, …}`."""
+        scope: Scope | None = self
+        while scope is not None:
+            for name, components in scope.vectors.items():
+                word = rf"(?<![\w%$.]){re.escape(name)}"
+                statement = re.sub(rf"{word}\.([xyzw])\b", rf"{name}__\1", statement)
+                whole = ", ".join(f"{name}__{c}" for c in components)
+                statement = re.sub(rf"{word}(?![\w.$])", f"{{{whole}}}", statement)
+            scope = scope.parent
+        return statement
 
     def register(self, token: str) -> tuple[str, str] | None:
         """Unique key and type of a register named in this scope, or None."""
@@ -269,7 +285,7 @@ def parse_body(kernel: Kernel, files: dict[int, str] | None = None) -> list[Inst
         if statement.startswith("."):
             _declare(statement, scope, kernel)
         else:
-            items.append(_parse_instruction(statement, line, source, scope))
+            items.append(_parse_instruction(scope.write_out_vectors(statement), line, source, scope))
             items[-1].site = len(items)
         line += text.count("\n", pos, end)
         pos = end + 1
@@ -277,15 +293,21 @@ def parse_body(kernel: Kernel, files: dict[int, str] | None = None) -> list[Inst
 
 def _declare(statement: str, scope: Scope, kernel: Kernel) -> None:
     if statement.startswith(".reg"):
-        match = re.match(r"\.reg\s+\.(\w+)\s+(.*)", statement)
+        match = re.match(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)", statement)
         if not match:
             raise Unsupported(f"register declaration {statement!r}")
-        for name in split_operands(match.group(2)):
+        size, kind = match.group(1), match.group(2)
+        for name in split_operands(match.group(3)):
             family = re.fullmatch(r"(%?[\w$]+)<(\d+)>", name)
+            if family and size:
+                raise Unsupported(f"register declaration {statement!r}")
             if family:
-                scope.families[family.group(1)] = match.group(1)
+                scope.families[family.group(1)] = kind
+            elif size:
+                scope.vectors[name] = "xyzw"[: int(size)]
+                scope.registers.update({f"{name}__{c}": kind for c in scope.vectors[name]})
             else:
-                scope.registers[name] = match.group(1)
+                scope.registers[name] = kind
     elif statement.startswith((".local", ".shared")):
         match = _ARRAY.match(statement)
         if not match:

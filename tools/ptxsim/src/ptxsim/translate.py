@@ -433,10 +433,9 @@ def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[in
         for ins in blocks[i]:
             reads, writes = t.reads_writes(ins)
             kind = ".".join([ins.op, *(m.split("::")[0] for m in ins.mods[:1])])
-            touched = [] if kind == "wgmma.mma_async" else [r for r in reads + writes if r in pending]
-            if touched:
-                slots = sorted({t.index[r] for r in touched if r in t.index})
-                checks[id(ins)] = [f"check_pending(W, {slots}, {ins.site})"]
+            touched = [sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)]
+            if any(touched) and kind != "wgmma.mma_async":
+                checks[id(ins)] = [f"check_pending(W, {touched[0]}, {touched[1]}, {ins.site})"]
             if kind in ("tcgen05.ld", "wgmma.mma_async"):
                 pending.update(writes)
             elif ins.full.startswith("tcgen05.wait::ld") or (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,8 @@ class CTA:
         self.columns_used = np.zeros(TMEM_COLUMNS, bool)
         self.allocations: dict[int, int] = {}
         self.relinquished = False
+        self.allocating: tuple[Callable[[], int | None], Callable[[], None]] | None = None
+        """A tcgen05.alloc in progress: where it could go, and taking it."""
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.locations: dict[int, Clock] = {}
@@ -161,6 +164,8 @@ class Warp:
         """Uncommitted bulk stores: lane, read, write."""
         self.current_group = self.groups[0]
         self.pending_registers: dict[int, str] = {}
+        self.loading: dict[int, Op] = {}
+        """Registers that a tcgen05.ld will write."""
         self.cluster_generation = 0
         self.wgmma_owner: dict[int, Any] = {}
 

@@ -84,14 +84,27 @@ def tmem_alloc(
         store_shared(W, address, 4, [start], None, line)
         W.machine.progress += 1
 
-    if place() is not None:
-        take()
+    # With cta_group::2 the warps of both CTAs perform the allocation together: neither goes on before the other has come.
+    peers = [cta] if group == 1 else cta.pair
+    if len(peers) != group:
+        raise Fault(f"tcgen05.alloc.cta_group::2 needs a cluster with an even number of CTAs: {who(W, line)}")
+    cta.allocating = (place, take)
+
+    def ready() -> bool:
+        return cta.allocating is None or all(c.allocating and c.allocating[0]() is not None for c in peers)
+
+    def finish() -> None:
+        if cta.allocating is not None:
+            for c in peers:
+                assert c.allocating is not None
+                c.allocating[1]()
+                c.allocating = None
+
+    if ready():
+        finish()
         return next_block
     return Wait(
-        lambda: place() is not None,
-        next_block,
-        lambda: f"{W.machine.describe_line(line)}: tcgen05.alloc of {n} columns",
-        take,
+        ready, next_block, lambda: f"{W.machine.describe_line(line)}: tcgen05.alloc of {n} columns", finish
     )
 
 
@@ -148,7 +161,7 @@ def _window(W: Warp, a: Value, shape: str, n: int, what: str, line: int) -> tupl
 def tmem_load(
     W: Warp, R: list, slots: list[int], a: Value, shape: str, n: int, packed: bool, line: int
 ) -> None:
-    """The registers belong to the load until tcgen05.wait::ld."""
+    """The registers belong to the load until tcgen05.wait::ld, or until one is read: see `check_pending`."""
     column, rows, columns = _window(W, a, shape, 2 * n if packed else n, "tcgen05.ld", line)
     cta, tmem = W.cta, W.cta.tmem
     stream = W.stream("tcgen05.ld", "tmem")
@@ -172,7 +185,7 @@ def tmem_load(
     if not op.done:
         for slot in slots:
             R[slot] = REGISTER_POISON
-    W.pending_registers.update(dict.fromkeys(slots, "tcgen05.ld without tcgen05.wait::ld"))
+    W.loading.update(dict.fromkeys(slots, op))
 
 
 def tmem_store(W: Warp, a: Value, shape: str, n: int, values: list[Value], unpacked: bool, line: int) -> None:
@@ -202,16 +215,29 @@ def tmem_wait(W: Warp, what: str, line: int) -> None:
     stream.complete(W.clock, stream.epoch)
     stream.epoch += 1
     if what == "ld":
-        W.pending_registers = {k: v for k, v in W.pending_registers.items() if not v.startswith("tcgen05.ld")}
+        W.loading.clear()
 
 
 def tmem_fence(W: Warp, what: str) -> None:
     """tcgen05.fence orders tcgen05 operations around thread synchronisation; the barriers here already do."""
 
 
-def check_pending(W: Warp, slots: list[int], line: int) -> None:
-    """Registers an asynchronous operation still owns must not be touched."""
-    for slot in slots:
+def check_pending(W: Warp, read: list[int], written: list[int], line: int) -> None:
+    """An instruction is about to use registers that an asynchronous operation may still own.
+
+    Reading the result of a tcgen05.ld is a true register dependency, which the hardware respects without any wait (PTX ISA
+    9.7.16.6.4.5): the load takes effect now. That orders nothing else: its read of tensor memory counts as done only at
+    tcgen05.wait::ld. Overwriting such a register, or touching one of a wgmma in flight, is an error.
+    """
+    for slot in read:
+        op = W.loading.get(slot)
+        if op is not None:
+            W.machine.engine.force(op)
+            W.loading = {k: v for k, v in W.loading.items() if not v.done}
+    for slot in written:
+        if slot in W.loading:
+            raise Fault(f"register overwritten while tcgen05.ld may still write it (no tcgen05.wait::ld): {who(W, line)}")
+    for slot in read + written:
         why = W.pending_registers.get(slot)
         if why is not None:
             raise Fault(f"register used while its value is in flight ({why}): {who(W, line)}")

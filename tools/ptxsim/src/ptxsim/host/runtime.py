@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,8 @@ def _callback(index: int, args: Any) -> int:
         return _call(shim.NAMES[index], [args[i] for i in range(12)])
     except BaseException as e:  # must not cross the C frames; re-raised by the caller's hook
         _errors.append(e)
+        if not _active:
+            print(f"ptxsim: {e}", file=sys.stderr)
         return _ERROR
 
 
