@@ -182,8 +182,10 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         tmem = TmemAllocator(
             barrier_for_retrieve=tmem_users, allocator_warp_id=MMA_WARP, is_two_cta=self.key.tile.pair == 2
         )
+        # By the MMA warp, before the cluster meets: the leader's first MMA writes the peer's tensor memory too.
+        tmem.allocate(TMEM_COLUMNS)
         shape = cute.make_layout(self.cluster_shape)
-        pipeline.pipeline_init_arrive(shape, is_relaxed=True)
+        pipeline.pipeline_init_arrive(shape)
         pipeline.pipeline_init_wait(shape)
 
         if warp == LOAD_WARP:
@@ -199,7 +201,6 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             stages = (sA, sB, sSFA, sSFB)
             self.load(ab_pipe, work_pipe, sWork, stages, mma, loads, extent, cta)
         if warp == MMA_WARP:
-            tmem.allocate(TMEM_COLUMNS)
             tmem.wait_for_alloc()
             base = tmem.retrieve_ptr(Float32)
             stages = (sA, sB, sSFA_mma, sSFB_mma)
