@@ -142,6 +142,8 @@ def test_gathered_weights(experts) -> None:
     out = mk.moe_mlp(LAYER.x, LAYER.ids, LAYER.weights, *full, wq=wq)
     assert torch.equal(out, mk.moe_mlp(LAYER.x, LAYER.ids, LAYER.weights, *full))
     assert buffers(wq) == where
+    with pytest.raises(ValueError, match="weights: expected tensors, as in the refresh before, got none"):
+        wq.refresh()
 
 
 def test_module_moves_and_casts(experts) -> None:

@@ -65,7 +65,7 @@ def moe_mlp(
         x.reshape(-1, D).contiguous(), weights_Tk, w1.contiguous(), w2.contiguous(),
         slot_of, token_of, offs, recipe, backend, *prepared,
     )  # fmt: skip
-    return out.view(x.shape)
+    return torch.ops.aten._unsafe_view(out, x.shape)  # not a view for autograd: `out` is nowhere else
 
 
 def _check_shapes(
@@ -177,7 +177,7 @@ class MXExperts(nn.Module):
         """`.to`, `.cuda`, `.bfloat16`, …: the prepared weights follow."""
         super()._apply(fn, recurse)
         if self.prepared is not None:
-            self.prepared.refresh(self.w1, self.w2)
+            self.prepared.follow(self.w1, self.w2)
         return self
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

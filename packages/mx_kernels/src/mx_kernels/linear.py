@@ -148,7 +148,7 @@ def mx_grouped_mm(
     )
     if ranks == (3, 2):
         return y.t()
-    return y.view(E, -1, N) if ranks == (3, 3) else y
+    return torch.ops.aten._unsafe_view(y, (E, mat_a.shape[1], N)) if ranks == (3, 3) else y
 
 
 def mx_linear(
@@ -186,7 +186,7 @@ def mx_linear(
     y = GroupedLinear.apply(
         x.reshape(-1, K).contiguous(), w.contiguous().unsqueeze(0), None, x.dtype, recipe, backend, *parts
     )
-    return y.view(*x.shape[:-1], N)
+    return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], N))  # not a view for autograd: `y` is nowhere else
 
 
 def _check_sizes(multiple: int, **sizes: int) -> None:

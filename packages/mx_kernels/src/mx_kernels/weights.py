@@ -6,7 +6,9 @@ counter: fused optimisers, graph replays and `.data` edits do not move it. Whoev
 `refresh` himself:
 
 - after `w.data.copy_(…)` or any other edit outside the optimiser: `wq.refresh()`;
-- under FSDP, whose parameters are shards, after the all-gather: `wq.refresh(full_w1, full_w2)`.
+- under FSDP, whose parameters are shards, after every all-gather: `wq.refresh(full_w1, full_w2)`. With FSDP2 that is a forward
+  pre-hook: `wq = experts.prepare(); fully_shard(experts); wq.detach()`, then
+  `experts.register_forward_pre_hook(lambda m, _: wq.refresh(m.w1, m.w2))`.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +41,7 @@ class PreparedWeights:
 
     def __init__(self, weights: tuple[Tensor, ...], orientations: str, recipe: Recipe, backend: str):
         self.recipe, self.orientations, self.backend = recipe, orientations, backend
-        self._sources = weights
+        self._sources: tuple[Tensor, ...] | None = weights
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._prepared = [self._quantize(w) for w in weights]
 
@@ -60,6 +62,12 @@ class PreparedWeights:
 
     @torch.no_grad()
     def _quantize(self, w: Tensor) -> PreparedWeight:
+        if hasattr(w, "to_local"):
+            raise TypeError(
+                expected(
+                    "weight", "a whole tensor (with FSDP, refresh with the gathered ones)", type(w).__name__
+                )
+            )
         how: dict[str, Any] = {"rounding": self.recipe.rounding, "backend": self.backend}
         format = FORMATS[self.recipe.format or ""]
         if self.orientations == "both":
@@ -71,10 +79,15 @@ class PreparedWeights:
         """Quantise again into the same buffers (new ones only if the weights have moved to another device).
 
         Args:
-            weights: what to quantise, of the same shapes; default the tensors given to `prepare_weights`. Under FSDP
-                pass the gathered weights.
+            weights: what to quantise, of the same shapes; default the tensors given to `prepare_weights`. Those are let
+                go once others are passed, as under FSDP.
         """
-        weights = weights or self._sources
+        if weights:
+            self._sources = None
+        elif self._sources is None:
+            raise ValueError(expected("weights", "tensors, as in the refresh before", "none"))
+        else:
+            weights = self._sources
         if len(weights) != len(self):
             raise ValueError(expected("weights", f"{len(self)} tensors", len(weights)))
         for i, (w, old) in enumerate(zip(weights, self._prepared, strict=True)):
@@ -89,6 +102,11 @@ class PreparedWeights:
             for (data, scale), (new_data, new_scale) in zip(old.parts(), new.parts(), strict=True):
                 data.copy_(new_data)
                 scale.copy_(new_scale)
+
+    def follow(self, *weights: Tensor) -> None:
+        """Quantise these weights from now on (their parameters were replaced), beginning now."""
+        self.refresh(*weights)
+        self._sources = weights
 
     def attach(self, target: torch.optim.Optimizer | nn.Module) -> "PreparedWeights":
         """Refresh after every `step()` of an optimiser, or after every load_state_dict of a module.
@@ -106,14 +124,15 @@ class PreparedWeights:
         if not isinstance(target, nn.Module):
             raise TypeError(expected("target", "an optimiser or a module", type(target).__name__))
         names = {id(p): name for name, p in target.named_parameters(remove_duplicate=False)}
-        missing = [i for i, w in enumerate(self._sources) if id(w) not in names]
+        sources = self._sources or ()
+        missing = [i for i, w in enumerate(sources) if id(w) not in names]
         if missing:
             raise ValueError(
                 expected(
                     "target", "a module with the prepared weights among its parameters", f"none for {missing}"
                 )
             )
-        hook = _AfterLoad(self, tuple(names[id(w)] for w in self._sources))
+        hook = _AfterLoad(self, tuple(names[id(w)] for w in sources))
         self._hooks.append(target.register_load_state_dict_post_hook(hook))
         return self
 
@@ -134,8 +153,7 @@ class _AfterLoad:
         self.prepared, self.names = prepared, names
 
     def __call__(self, module: nn.Module, _incompatible_keys: Any) -> None:
-        self.prepared._sources = tuple(module.get_parameter(name) for name in self.names)
-        self.prepared.refresh()
+        self.prepared.follow(*(module.get_parameter(name) for name in self.names))
 
 
 def prepare_weights(
