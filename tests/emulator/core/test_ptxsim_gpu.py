@@ -79,10 +79,11 @@ def test_nothing_is_left_behind():
 def test_call_outside_a_gpu_says_so(capfd):
     a, b, c = tensors()
     with ptxsim.gpu():
-        compiled = compile_ffi("sm_100a")
-        compiled(a, b, c)
+        views = [from_dlpack(x) for x in (a, b, c)]
+        compiled = cute.compile(dsl_kernels.scale_add, *views)
+        compiled(*views)
     with pytest.raises(Exception, match=r".*"):  # of the DSL's own kind
-        compiled(a, b, c)
+        assert compiled(*views) == 0
     assert "outside `with ptxsim.gpu(...)`" in capfd.readouterr().err
 
 

@@ -209,11 +209,9 @@ class Trace:
             waits = sum(t.waits[n][0] for n in numbers if n in t.waits)
             ticks = sum(t.waits[n][1] for n in numbers if n in t.waits)
             lines.append(f"{role:20} {len(numbers):5} {total:14} {waits:7} {ticks:14}")
-        for name in ("mma", "tcgen05.cp", "wgmma", "commit", "tma_load", "tma_store"):
-            if name in t.record.counts:
-                lines.append(f"{name:20} {t.record.counts[name]}")
-        for (kind, tensor), n in sorted(t.moved.items()):
-            lines.append(f"{kind:12} {n:12} bytes  {tensor}")
+        counted = ("mma", "tcgen05.cp", "wgmma", "commit", "tma_load", "tma_store")
+        lines += [f"{name:20} {t.record.counts[name]}" for name in counted if name in t.record.counts]
+        lines += [f"{kind:12} {n:12} bytes  {tensor}" for (kind, tensor), n in sorted(t.moved.items())]
         conflicted = [(site, v) for site, v in t.conflicts.items() if v[1] > v[2]]
         total = sum(v[1] - v[2] for _, v in conflicted)
         lines.append(f"shared-memory bank conflicts: {total} extra wavefronts")
