@@ -7,7 +7,9 @@ from cutlass import Float32, Int32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from mx_kernels.device import tmem_fence
 from mx_kernels.device.gemm_scheduler import UNIT, Extent, Work, next_work
+from mx_kernels.device.gemm_tensors import ragged_rows
 from mx_kernels.sm100.config import STORE_STAGES
 from mx_kernels.sm100.layouts import WARP_ROWS, KernelLayouts
 
@@ -48,6 +50,7 @@ class EpilogueRole(KernelLayouts):
             gD = self.d_subtiles(mD, work, extent, row, n_tile * self.key.tile.tile_n)
             if work.k_tiles > 0:
                 acc_pipe.consumer_wait(acc_state)
+                tmem_fence.after_wait()
             for step in cutlass.range_constexpr(steps):
                 # Overlapping accumulators: the columns under the other one first, so that its MMAs can begin.
                 index = Int32(step)
@@ -57,6 +60,7 @@ class EpilogueRole(KernelLayouts):
                     cute.copy(load, thread.partition_S(self.subtile(tmem, slot, index)), rAcc)
                     arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(step == (0 if self.key.memory.acc_shared else steps - 1)):
+                        tmem_fence.before_arrive()
                         with arch.elect_one():
                             acc_pipe.consumer_release(acc_state)
                         acc_state.advance()
@@ -107,14 +111,14 @@ class EpilogueRole(KernelLayouts):
         self, mD: cute.Tensor, work: Work, extent: Extent, row: Int32, column: Int32
     ) -> cute.Tensor:
         """This warp's rows of the output tile: (32, store_n, subtiles)."""
-        view = mD[(None, None, work.group)]
-        if cutlass.const_expr(not self.key.groups_along_k):
+        if cutlass.const_expr(self.key.groups_along_k):
+            view = mD[(None, None, work.group)]
+        else:
             rows = work.length
             if cutlass.const_expr(self.key.aligned):
                 # The padding of a 128-row unit is written, as zeros.
                 rows = cutlass.min(cute.ceil_div(rows, UNIT) * UNIT, extent.rows - work.start)
-            view = mD[(None, None, work.start + rows)]
-            row = row + extent.rows - rows
+            view = ragged_rows(mD, work.start, rows, 0)
         return cute.local_tile(
             cute.domain_offset((row, column), view), (WARP_ROWS, self.key.store_n), (0, None)
         )

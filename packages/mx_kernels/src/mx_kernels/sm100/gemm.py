@@ -199,7 +199,7 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             schedule(self.order, work_pipe, sWork, gOffs, extent, cluster, clusters)
         if warp == LOAD_WARP:
             stages = (sA, sB, sSFA, sSFB)
-            self.load(ab_pipe, work_pipe, sWork, stages, mma, loads, extent, cta)
+            self.load(ab_pipe, work_pipe, sWork, stages, mma, loads, cta)
         if warp == MMA_WARP:
             tmem.wait_for_alloc()
             base = tmem.retrieve_ptr(Float32)

@@ -8,7 +8,8 @@ import cutlass.pipeline as pipeline
 from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
+from mx_kernels.device.gemm_scheduler import Work, next_work
+from mx_kernels.device.gemm_tensors import ragged_rows
 from mx_kernels.sm100.layouts import KernelLayouts
 
 
@@ -23,7 +24,7 @@ class LoadRole(KernelLayouts):
     """Mixin of GroupedGemm."""
 
     @cute.jit
-    def load(self, ab_pipe, work_pipe, sWork, smem, mma, loads, extent: Extent, cta):
+    def load(self, ab_pipe, work_pipe, sWork, smem, mma, loads, cta):
         """Fill one stage per K tile of every tile of work: A, B and, for MX operands, their scales.
 
         loads: `Load` of A, B, SFA, SFB (the last two None without scales); smem: their tensors, stages last.
@@ -35,7 +36,7 @@ class LoadRole(KernelLayouts):
         while work.k_tiles >= 0:
             m_tile = work.m_tile * self.key.tile.tiles_m + cta.m
             n_tile = work.n_tile * self.key.tile.cluster_n + cta.n
-            parts = self.partition_loads(thr_mma, smem, loads, work, m_tile, n_tile, extent, cta)
+            parts = self.partition_loads(thr_mma, smem, loads, work, m_tile, n_tile, cta)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.producer_acquire(state)
                 self.copy_stage(parts, k_tile, state.index, ab_pipe.producer_get_barrier(state))
@@ -45,14 +46,12 @@ class LoadRole(KernelLayouts):
         ab_pipe.producer_tail(state)
 
     @cute.jit
-    def partition_loads(
-        self, thr_mma, smem, loads, work: Work, m_tile: Int32, n_tile: Int32, extent: Extent, cta
-    ):
+    def partition_loads(self, thr_mma, smem, loads, work: Work, m_tile: Int32, n_tile: Int32, cta):
         """What one tile of work copies: (atom, source by K tile, target by stage, multicast mask) for every operand."""
         tile = self.key.tile
         (a, b, sfa, sfb), (sA, sB, sSFA, sSFB) = loads, smem
-        gA = thr_mma.partition_A(self.a_tiles(a.tensor, work, m_tile, extent))
-        gB = thr_mma.partition_B(self.b_tiles(b.tensor, work, n_tile, extent))
+        gA = thr_mma.partition_A(self.a_tiles(a.tensor, work, m_tile))
+        gB = thr_mma.partition_B(self.b_tiles(b.tensor, work, n_tile))
         parts = (
             self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA, cta.a_mask),
             self.partition_load(b.atom, cta.m, tile.tiles_m, sB, gB, cta.b_mask),
@@ -87,25 +86,18 @@ class LoadRole(KernelLayouts):
         return atom, source, target, mask
 
     @cute.jit
-    def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32, extent: Extent) -> cute.Tensor:
+    def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32) -> cute.Tensor:
         """The K tiles of A for one tile of work: (tile_m, tile_k, K tiles). A's rows are ragged in every mode."""
         tile = (self.key.tile.tile_m, self.key.tile_k)
-        view = mA[(None, None, work.start + work.length)]
-        if cutlass.const_expr(self.key.groups_along_k):
-            return cute.local_tile(
-                cute.domain_offset((0, extent.rows - work.length), view), tile, (m_tile, None)
-            )
-        return cute.local_tile(cute.domain_offset((extent.rows - work.length, 0), view), tile, (m_tile, None))
+        view = ragged_rows(mA, work.start, work.length, 1 if self.key.groups_along_k else 0)
+        return cute.local_tile(view, tile, (m_tile, None))
 
     @cute.jit
-    def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32, extent: Extent) -> cute.Tensor:
+    def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32) -> cute.Tensor:
         """The K tiles of B: (tile_n, tile_k, K tiles). Ragged along K in wgrad, else the group's weights."""
         tile = (self.key.tile.tile_n, self.key.tile_k)
         if cutlass.const_expr(self.key.groups_along_k):
-            view = mB[(None, None, work.start + work.length)]
-            return cute.local_tile(
-                cute.domain_offset((0, extent.rows - work.length), view), tile, (n_tile, None)
-            )
+            return cute.local_tile(ragged_rows(mB, work.start, work.length, 1), tile, (n_tile, None))
         return cute.local_tile(mB[(None, None, work.group)], tile, (n_tile, None))
 
     @cute.jit

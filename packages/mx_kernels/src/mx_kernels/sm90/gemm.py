@@ -216,17 +216,17 @@ class GroupedGemm(LoadRole, MmaRole):
             arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
                 smem = (sA, sB, sSFA, sSFB)
-                self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, extent, cta)
+                self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, cta)
             if warp == 1:
                 schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters)
         elif warp >= self.threads // 32 - CONSUMERS * 4:
             arch.setmaxregister_increase(self.registers.consumer)
             if cutlass.const_expr(key.scaled):
                 self.consume_scaled(
-                    ab_pipe, b_pipe, work_pipe, sWork, sA, sSFA, sDequantized, sD, mma, store, mD, extent, cta
+                    ab_pipe, b_pipe, work_pipe, sWork, sA, sSFA, sDequantized, sD, mma, store, mD, cta
                 )
             else:
-                self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, extent, cta)
+                self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, cta)
         else:
             if cutlass.const_expr(key.scaled):
                 arch.setmaxregister_decrease(self.registers.dequantizer)

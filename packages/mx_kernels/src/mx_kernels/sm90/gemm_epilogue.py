@@ -8,7 +8,8 @@ from cutlass.cute import arch
 from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu.warp import StMatrix8x8x16bOp
 
-from mx_kernels.device.gemm_scheduler import UNIT, Extent, Work
+from mx_kernels.device.gemm_scheduler import UNIT, Work
+from mx_kernels.device.gemm_tensors import ragged_rows
 from mx_kernels.sm90.config import MMA_ROWS
 from mx_kernels.sm90.gemm_role import GemmRole
 
@@ -25,7 +26,7 @@ class EpilogueRole(GemmRole):
     """
 
     @cute.jit
-    def store_tile(self, acc, work: Work, group: Int32, sD, store, mD, extent: Extent, cta):
+    def store_tile(self, acc, work: Work, group: Int32, sD, store, mD, cta):
         """Store one warpgroup's accumulators. Leaves the last stores in flight.
 
         sD: (128, columns) of this warpgroup.
@@ -35,7 +36,7 @@ class EpilogueRole(GemmRole):
         slabs_m = key.rows_per_consumer // key.store_rows
         n_tile = work.n_tile * key.tile.cluster_n + cta.n
         m_tile = work.m_tile * key.tile.cluster_m + cta.m
-        gD = self.d_tiles(mD, work, extent)
+        gD = self.d_tiles(mD, work)
         for m in cutlass.range_constexpr(slabs_m):
             for n in cutlass.range_constexpr(slabs_n):
                 buffer = (m * slabs_n + n) % key.store_stages
@@ -97,7 +98,7 @@ class EpilogueRole(GemmRole):
         return cute.make_tiled_copy_C(atom, cute.make_tiled_mma(cute.make_mma_atom(op)))
 
     @cute.jit
-    def d_tiles(self, mD: cute.Tensor, work: Work, extent: Extent) -> cute.Tensor:
+    def d_tiles(self, mD: cute.Tensor, work: Work) -> cute.Tensor:
         """The group's slabs: (rows, columns, slabs along m, slabs along n). ALIGNED groups are written to whole units."""
         if cutlass.const_expr(self.key.groups_along_k):
             view = mD[(None, None, work.group)]
@@ -105,5 +106,5 @@ class EpilogueRole(GemmRole):
             length = work.length
             if cutlass.const_expr(self.order.aligned):
                 length = cute.ceil_div(length, UNIT) * UNIT
-            view = cute.domain_offset((extent.rows - length, 0), mD[(None, None, work.start + length)])
+            view = ragged_rows(mD, work.start, length, 0)
         return cute.local_tile(view, (self.key.store_rows, self.key.store_n), (None, None))

@@ -9,7 +9,8 @@ from cutlass import Constexpr, Int32, Uint8
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
 
-from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
+from mx_kernels.device.gemm_scheduler import Work, next_work
+from mx_kernels.device.gemm_tensors import ragged_rows
 from mx_kernels.sm90.config import SCALE_TILE, TILE_K
 from mx_kernels.sm90.gemm_role import GemmRole
 
@@ -25,9 +26,7 @@ class LoadRole(GemmRole):
     """Mixin of GroupedGemm."""
 
     @cute.jit
-    def load(
-        self, ab_pipe, work_pipe, sWork, smem, a: Loads, b: Loads, a_scale, b_scale, extent: Extent, cta
-    ):
+    def load(self, ab_pipe, work_pipe, sWork, smem, a: Loads, b: Loads, a_scale, b_scale, cta):
         """Fill one stage per K tile of every tile of work: A, B and, for MX operands, their scales.
 
         smem: (sA, sB, sSFA, sSFB) with the stages last; a_scale, b_scale: `scale_view`s, or None.
@@ -40,8 +39,8 @@ class LoadRole(GemmRole):
         while work.k_tiles >= 0:
             m_tile = work.m_tile * tile.cluster_m + cta.m
             n_tile = work.n_tile * tile.cluster_n + cta.n
-            gA = self.a_tiles(a.tensor, work, m_tile, extent)
-            gB = self.b_tiles(b.tensor, work, n_tile, extent)
+            gA = self.a_tiles(a.tensor, work, m_tile)
+            gB = self.b_tiles(b.tensor, work, n_tile)
             tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
             tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
@@ -97,23 +96,16 @@ class LoadRole(GemmRole):
         )
 
     @cute.jit
-    def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32, extent: Extent) -> cute.Tensor:
+    def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32) -> cute.Tensor:
         """The K tiles of A for one tile of work: (tile_m, TILE_K, K tiles). A's rows are ragged in every mode."""
-        view = mA[(None, None, work.start + work.length)]
-        skipped = extent.rows - work.length
-        if cutlass.const_expr(self.key.groups_along_k):
-            view = cute.domain_offset((0, skipped), view)
-        else:
-            view = cute.domain_offset((skipped, 0), view)
+        view = ragged_rows(mA, work.start, work.length, 1 if self.key.groups_along_k else 0)
         return cute.local_tile(view, (self.key.tile.tile_m, TILE_K), (m_tile, None))
 
     @cute.jit
-    def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32, extent: Extent) -> cute.Tensor:
+    def b_tiles(self, mB: cute.Tensor, work: Work, n_tile: Int32) -> cute.Tensor:
         """The K tiles of B: (tile_n, TILE_K, K tiles). Ragged along K in wgrad, else the group's weights."""
         if cutlass.const_expr(self.key.groups_along_k):
-            view = cute.domain_offset(
-                (0, extent.rows - work.length), mB[(None, None, work.start + work.length)]
-            )
+            view = ragged_rows(mB, work.start, work.length, 1)
         else:
             view = mB[(None, None, work.group)]
         return cute.local_tile(view, (self.key.tile.tile_n, TILE_K), (n_tile, None))

@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import warpgroup
 
-from mx_kernels.device.gemm_scheduler import Extent, next_work
+from mx_kernels.device.gemm_scheduler import next_work
 from mx_kernels.sm90.config import CONSUMERS, STORE_BUFFER_ROWS, TILE_K
 from mx_kernels.sm90.gemm_epilogue import EpilogueRole
 from mx_kernels.sm90.gemm_operands import OperandRole
@@ -17,7 +17,7 @@ class MmaRole(OperandRole, EpilogueRole):
     """Mixin of GroupedGemm."""
 
     @cute.jit
-    def consume(self, ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, extent: Extent, cta):
+    def consume(self, ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, cta):
         """BF16: sum and store every tile of work."""
         group = self.consumer_group()
         rows = self.key.rows_per_consumer
@@ -32,7 +32,7 @@ class MmaRole(OperandRole, EpilogueRole):
         while work.k_tiles >= 0:
             acc.fill(0.0)
             state = self.multiply(ab_pipe, state, mma, acc, tCrA, tCrB, work.k_tiles)
-            self.store_tile(acc, work, group, sSlabs, store, mD, extent, cta)
+            self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -60,9 +60,7 @@ class MmaRole(OperandRole, EpilogueRole):
         return state
 
     @cute.jit
-    def consume_scaled(
-        self, ab_pipe, b_pipe, work_pipe, sWork, sCodes, sScale, sB, sD, mma, store, mD, extent: Extent, cta
-    ):
+    def consume_scaled(self, ab_pipe, b_pipe, work_pipe, sWork, sCodes, sScale, sB, sD, mma, store, mD, cta):
         """MXFP8: the same, with A's codes dequantised into registers here and B's by the dequantising warpgroup."""
         group = self.consumer_group()
         rows = self.key.rows_per_consumer
@@ -103,7 +101,7 @@ class MmaRole(OperandRole, EpilogueRole):
             warpgroup.wait_group(0)
             if work.k_tiles > 0:
                 self.release(b_pipe, done)
-            self.store_tile(acc, work, group, sSlabs, store, mD, extent, cta)
+            self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
 

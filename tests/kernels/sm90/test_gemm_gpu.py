@@ -1,0 +1,77 @@
+"""The Hopper grouped GEMM on hardware: `uv run pytest -m gpu -n 0 tests/kernels/sm90`."""
+
+import pytest
+import torch
+from mx_core import RowMap
+from mx_kernels import arch
+from support.bounds import assert_sum_error
+from support.gemm_data import GROUP_SIZES, offs_of
+
+from kernels.sm90.gemm_cases import OPS, Gemm
+
+E4M3, E5M2 = "mxfp8_e4m3", "mxfp8_e5m2"
+BF16 = ("bf16", "bf16")
+
+
+def no_hopper() -> bool:
+    return not torch.cuda.is_available() or arch.target_of(torch.device("cuda")) != "sm_90a"
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif("no_hopper()", reason="needs a Hopper GPU")]
+
+MANY = {"C13 first": [4096, *[0] * 31], "C13 ones": [4065, *[1] * 31], "C13 small": [1, 8, 16, 32, 63]}
+
+
+@pytest.mark.parametrize("sizes", (GROUP_SIZES | MANY).values(), ids=GROUP_SIZES | MANY)
+@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3), (E5M2, E4M3)], ids=str)
+@pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
+def test_exact_and_repeatable(mode, formats, sizes):
+    """Bitwise right, and bitwise the same in every one of 50 runs, into poisoned memory each time."""
+    for row_map in RowMap:
+        if mode == "wgrad" and formats != BF16 and row_map is RowMap.COMPACT:
+            continue
+        case = Gemm(mode, tuple(sizes), 272, 208, formats, row_map, torch.float32)
+        a, b = case.operands()
+        want = case.expected(a, b).float()
+        for _ in range(50 if row_map is RowMap.ALIGNED else 3):
+            assert torch.equal(case.run(a, b, device="cuda"), want)
+
+
+@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3)], ids=str)
+@pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
+def test_random_operands_within_the_measured_bound(mode, formats):
+    case = Gemm(mode, (700, 0, 33, 1024), 512, 768, formats, out_dtype=torch.float32)
+    a, b = case.operands(exact=False)
+    got = case.run(a, b, device="cuda")
+    for a_MK, b_NK, where in case.products(a, b):
+        assert_sum_error(got[where], a_MK, b_NK)
+
+
+@pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
+def test_graph_replays_with_other_groups_and_nothing_synchronises(mode):
+    """C16: a launch knows no group size; the graph sees new offs in the same memory."""
+    before = Gemm(mode, (300, 0, 200), 256, 128, row_map=RowMap.COMPACT, spare_rows=12)
+    after = Gemm(mode, (1, 400, 99), 256, 128, row_map=RowMap.COMPACT, spare_rows=12)
+    a, b = (x.cuda() for x in before.operands())
+    offs = offs_of(list(before.sizes), "cuda")
+    out = torch.full(before.shape, torch.nan, dtype=torch.bfloat16, device="cuda")
+
+    def call():
+        OPS[mode](a, b, offs, out=out, row_map=RowMap.COMPACT, backend="sm90")
+
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        new_a, new_b = (x.pin_memory() for x in after.operands(seed=7))
+        a.copy_(new_a, non_blocking=True)
+        b.copy_(new_b, non_blocking=True)
+        offs.copy_(after.offs.pin_memory(), non_blocking=True)
+        out.fill_(torch.nan)
+        graph.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(out.cpu(), after.expected(new_a, new_b).to(torch.bfloat16))
