@@ -18,7 +18,8 @@ class MXTensor:
     """A block-scaled tensor of logical shape `shape`.
 
     It is plain data: no autograd, no operator overloading. It is a pytree node, works as an argument
-    and a result of torch.compile, and is read back by torch.load with its default arguments.
+    and a result of torch.compile, and is read back by torch.load with its default arguments (in a process
+    that has imported mx_core).
 
     Attributes:
         data: the elements, in `shape` and row-major whatever the axis (FP4 and FP6: packed along the last
