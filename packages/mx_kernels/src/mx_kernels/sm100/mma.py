@@ -8,6 +8,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Float8E8M0FNU, Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from mx_kernels.device import tmem_fence
 from mx_kernels.device.gemm_scheduler import next_work
 from mx_kernels.sm100.layouts import KernelLayouts
 
@@ -46,6 +47,7 @@ class MmaRole(KernelLayouts):
                 acc = self.accumulator(mma, tmem, self.acc_slot(acc_state, producer=True))
                 n_tile = work.n_tile * self.key.tile.cluster_n + cta.n
                 acc_pipe.producer_acquire(acc_state)
+                tmem_fence.after_wait()
                 mma.set(tcgen05.Field.ACCUMULATE, False)
                 for _ in cutlass.range(work.k_tiles, unroll=1):
                     ab_pipe.consumer_wait(ab_state)
