@@ -21,7 +21,7 @@ def test_blockscaled_gemm_is_exact(ctas: int, schedule: str, seed: int) -> None:
     with ptxsim.gpu("sm_100a", schedule=schedule, seed=seed) as gpu:
         d = blockscaled_gemm.gemm(*operands, blockscaled_gemm.BlockscaledGemm(ctas, stages=2), max_ctas=ctas)
     assert torch.equal(d, blockscaled_gemm.reference(*operands).to(torch.bfloat16))
-    assert gpu.launches[-1].grid == (ctas, 1, 1)
+    assert gpu.launches[-1].config.grid == (ctas, 1, 1)
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

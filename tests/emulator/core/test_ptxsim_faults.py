@@ -28,7 +28,7 @@ FAULTS = [
     ("shared beyond", "add.u32 t0, smem, 4096; st.shared.u32 [t0], tx;", "beyond"),
     ("uninitialised shared", "ld.shared.u32 t0, [smem+64];", "nobody wrote"),
     ("trap", "trap;", "trap"),
-    ("no such CTA", "mapa.shared::cluster.u32 t0, smem, 1;", "no CTA of rank 1"),
+    ("no such CTA", "mapa.shared::cluster.u32 t0, smem, 1; ld.shared::cluster.u32 t1, [t0];", "no CTA of rank 1"),
     ("mbarrier never initialised", ONE + "@p mbarrier.arrive.shared.b64 _, [smem];", "never initialised"),
     ("mbarrier initialised twice", INIT + "@p mbarrier.init.shared.b64 [smem+1024], 1;", "already initialised"),
     ("mbarrier too many arrivals", INIT + "@p mbarrier.arrive.shared.b64 _, [smem+1024], 2;", "more arrivals than its count 1"),
@@ -138,7 +138,7 @@ TMEM = [
     ("after relinquish", "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; " + ALLOC, "after relinquish"),
     ("nobody wrote", ALLOC + LOAD + WAIT + FREE, "nobody wrote"),
     ("other lanes", ALLOC + "add.u32 t0, t0, 0x200000; " + LOAD, "reaches lanes 0…31 only"),
-    ("load without wait", ALLOC + STORE + LOAD + OUT + WAIT + FREE, "in flight"),
+    ("load overwritten", ALLOC + STORE + LOAD + "mov.b32 t1, 0; " + OUT + WAIT + FREE, "overwritten"),
     ("store without wait", ALLOC + STORE.replace("tcgen05.wait::st.sync.aligned; ", "") + LOAD + WAIT + FREE, "race"),
 ]  # fmt: skip
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from .core.values import UNDEF, UNDEF_PREDICATE
 from .errors import PtxsimError, Unsupported
 from .isa import HANDLERS, Modifiers
+from .isa.convert import bf16_pairs, is_bf16_pair
 from .parser import WIDTH, Instruction, Kernel, Label, Module, constant, parse_body, split_operands
 
-TRANSLATOR_VERSION = 1
+TRANSLATOR_VERSION = 2
 """Part of the disk cache key: raise it when translated code changes."""
 
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
@@ -62,6 +63,7 @@ class Emitter:
         self.ins: Instruction = None  # type: ignore[assignment]
         self.guarded = False
         self.temporaries = 0
+        self.pairs: set[str] = set()
 
     # ---- output
     def emit(self, line: str) -> None:
@@ -129,6 +131,11 @@ class Emitter:
         if match and match.group(1) in self.t.symbols:
             return f"({self.t.symbols[match.group(1)]}{(match.group(2) or '').replace(' ', '')})"
         raise self.unsupported(f"operand {token!r}")
+
+    def pair(self, token: str) -> str | None:
+        """Python name of a 64-bit register that only carries a pair of 32-bit ones through the block."""
+        found = self.ins.scope.register(token)
+        return f"p_{re.sub(r'[^0-9A-Za-z_]', '_', found[0])}" if found and found[0] in self.pairs else None
 
     def pred(self, token: str) -> str:
         """Expression for a predicate operand: register, `!register` or constant."""
@@ -335,8 +342,12 @@ class Translator:
     # ---- code
     def _block(self, number: int, block: list[Instruction], full: bool) -> str:
         emitter = Emitter(self, full, number + 1)
+        emitter.pairs = self._pairs(block)
         ended = False
-        for ins in block:
+        for ins in self._batched(block):
+            if isinstance(ins, list):
+                bf16_pairs(emitter, ins)
+                continue
             emitter.ins = ins
             for check in self.hazards.get(id(ins), ()):
                 emitter.emit(check)
@@ -345,6 +356,58 @@ class Translator:
             emitter.emit(f"return {number + 1}")
         head = f"def b{number}f(W, R):" if full else f"def b{number}p(W, R, m):"
         return "\n  ".join([head, *emitter.lines]) + "\n"
+
+    def _pairs(self, block: list[Instruction]) -> set[str]:
+        """64-bit registers, local to the block, that `mov` packs from two registers and only `mov` unpacks."""
+        packed: set[str] = set()
+        other: set[str] = set()
+        for ins in block:
+            reads, writes = self.reads_writes(ins)
+            plain = ins.full == "mov.b64" and not ins.guard
+            if plain and ins.operands[1].startswith("{") and len(split_operands(ins.operands[1][1:-1])) == 2:
+                packed.update(writes)
+                other.update(reads)
+            elif (
+                plain and ins.operands[0].startswith("{") and len(split_operands(ins.operands[0][1:-1])) == 2
+            ):
+                other.update(writes)
+            else:
+                other.update(reads + writes)
+        return {r for r in packed - other if r not in self.index}
+
+    def _batched(self, block: list[Instruction]) -> list[Instruction | list[Instruction]]:
+        """Runs of moves and bf16 conversions: the moves first, then the conversions as one list."""
+        out: list[Instruction | list[Instruction]] = []
+        moves: list[Instruction] = []
+        conversions: list[Instruction] = []
+        results: set[str] = set()
+
+        def flush() -> None:
+            out.extend(moves)
+            out.extend([list(conversions)] if len(conversions) > 2 else conversions)
+            moves.clear()
+            conversions.clear()
+            results.clear()
+
+        for ins in block:
+            reads, writes = self.reads_writes(ins)
+            if is_bf16_pair(ins) and id(ins) not in self.hazards and not results.intersection(reads + writes):
+                conversions.append(ins)
+                results.update(writes)
+                sources = {r for c in conversions for r in self.reads_writes(c)[0]}
+                if sources.intersection(results):
+                    flush()
+                continue
+            sources = {r for c in conversions for r in self.reads_writes(c)[0]}
+            move = ins.op == "mov" and not ins.guard and id(ins) not in self.hazards
+            if not move or results.intersection(reads + writes) or sources.intersection(writes):
+                flush()
+            if move:
+                moves.append(ins)
+            else:
+                out.append(ins)
+        flush()
+        return out
 
     def _instruction(self, emitter: Emitter, ins: Instruction) -> bool:
         rule = HANDLERS[ins.op]
@@ -433,7 +496,9 @@ def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[in
         for ins in blocks[i]:
             reads, writes = t.reads_writes(ins)
             kind = ".".join([ins.op, *(m.split("::")[0] for m in ins.mods[:1])])
-            touched = [sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)]
+            touched = [
+                sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)
+            ]
             if any(touched) and kind != "wgmma.mma_async":
                 checks[id(ins)] = [f"check_pending(W, {touched[0]}, {touched[1]}, {ins.site})"]
             if kind in ("tcgen05.ld", "wgmma.mma_async"):

@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import Unsupported
 from .floats import FORMATS, clamp, flush, from_float, round_bits, round_odd, round_to, to_float, wide
 from .integers import signed
-from .values import M32, U64, Array, Value, spread
+from .values import M32, U64, Array, Value, count_true, spread
 
 NARROW = {
     # mantissa bits, smallest normal exponent, largest value, NaN code, numpy type
@@ -100,18 +100,21 @@ def nearest_bf16(x: Value) -> Value:
     f = x.astype(np.uint32).view(np.float32)
     r = f.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint64)
     nan = f != f
-    return np.where(nan, U64(0x7FFF), r) if np.count_nonzero(nan) else r
+    return np.where(nan, U64(0x7FFF), r) if count_true(nan) else r
 
 
-def _pack_bf16(high: Array, low: Array) -> Array:
-    pair = np.empty((32, 2), np.uint32)
-    pair[:, 0], pair[:, 1] = low, high
+def pack_bf16(*operands: Value) -> list[Array]:
+    """Several cvt.rn.bf16x2.f32 at once: high, low, high, low, … → packed pairs."""
+    n = len(operands) // 2
+    pair = np.empty((n, 32, 2), np.uint32)
+    for i in range(n):
+        pair[i, :, 1], pair[i, :, 0] = operands[2 * i], operands[2 * i + 1]
     f = pair.view(np.float32)
     r = f.astype(ml_dtypes.bfloat16).view(np.uint16)
     nan = f != f
-    if np.count_nonzero(nan):
+    if count_true(nan):
         r[nan] = 0x7FFF
-    return r.view(np.uint32).astype(np.uint64).reshape(32)
+    return list(r.view(np.uint32).reshape(n, 32).astype(np.uint64))
 
 
 def pack_pair(dst: str, mode: str, opt: str, high: Value, low: Value) -> Value:
@@ -119,7 +122,7 @@ def pack_pair(dst: str, mode: str, opt: str, high: Value, low: Value) -> Value:
     ty = dst[:-2]
     if ty == "bf16" and mode == "rn" and not opt:
         if type(high) is Array and type(low) is Array:
-            return _pack_bf16(high, low)
+            return pack_bf16(high, low)[0]
         return nearest_bf16(high) << 16 | nearest_bf16(low)
     h, lo = float_to_float(ty, "f32", mode, opt, high), float_to_float(ty, "f32", mode, opt, low)
     return h << 16 | lo

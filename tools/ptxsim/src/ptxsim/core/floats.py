@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import Unsupported
-from .values import U64, Array, Value, spread
+from .values import U64, Array, Value, count_true, spread
 
 np.seterr(all="ignore")
 
@@ -47,7 +47,7 @@ def from_float(f: Array, ty: str, uniform: bool) -> Value:
     if ty == "f64":  # NaN payloads pass through binary64 operations
         return int(bits[0]) if uniform else bits.astype(np.uint64)
     nan = f != f
-    if np.count_nonzero(nan):
+    if count_true(nan):
         bits = np.where(nan, ints(FORMATS[ty][3]), bits)
     return int(bits[0]) if uniform else bits.astype(np.uint64)
 
@@ -74,7 +74,7 @@ def round_odd(s: Array, e: Array) -> Array:
     """S + e rounded to odd in binary64."""
     bits = s.view(np.int64)
     inexact = (e != 0) & (bits & 1 == 0)
-    if not np.count_nonzero(inexact):
+    if not count_true(inexact):
         return s
     outward = (e > 0) == (s > 0)
     return np.where(inexact, (bits + np.where(outward, 1, -1)).view(np.float64), s)
@@ -100,7 +100,7 @@ def round_bits(x: Array, mantissa: int, min_exponent: int, mode: str, limit: flo
     scaled = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil, "rna": _round_away}[mode](scaled)
     r = np.where(np.isfinite(x), np.copysign(np.ldexp(scaled, quantum), x), x)
     over = np.isfinite(x) & (np.abs(r) >= limit)
-    if np.count_nonzero(over):
+    if count_true(over):
         largest = limit * (1 - 2.0 ** -(mantissa + 1))
         to_largest = {"rn": False, "rna": False, "rz": True, "rm": x > 0, "rp": x < 0}[mode]
         r = np.where(over, np.copysign(np.where(to_largest, largest, np.inf), x), r)
@@ -140,7 +140,7 @@ def _fma(a: Array, b: Array, c: Array, ty: str, mode: str) -> Array:
     if mode == "rn" and ty == "f32":
         s = p + c
         halfway = (s.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-        if not np.count_nonzero(halfway | (np.abs(s) < 2.0**-125)):
+        if not count_true(halfway | (np.abs(s) < 2.0**-125)):
             return s.astype(np.float32)  # rounding twice is harmless away from ties and subnormals
     s, e = two_sum(p, c)
     return round_to(_exact_zero(round_odd(s, e), mode, p, c), ty, mode)

@@ -13,7 +13,7 @@ from .blas import single_thread
 from .engine import Engine
 from .hostmem import GlobalMemory
 from .state import CTA, Cluster, Group, Wait, Warp
-from .values import LANES, M32, count_lanes, mask_bits
+from .values import LANES, M32, count_lanes, count_true, mask_bits
 
 if TYPE_CHECKING:
     from ..program import Program
@@ -408,7 +408,7 @@ class Machine:
                 assert other.mask is not None
                 mask |= other.mask
                 groups.remove(other)
-            best.mask = None if np.count_nonzero(mask) == 32 else mask
+            best.mask = None if count_true(mask) == 32 else mask
         return best
 
     def _exit_group(self, W: Warp, group: Group) -> None:

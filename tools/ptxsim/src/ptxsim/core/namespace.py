@@ -29,6 +29,7 @@ def build() -> dict[str, Any]:
         float_test=floats.test_property,
         cvt_float=convert.float_to_float,
         cvt_pair=convert.pack_pair,
+        cvt_pack_bf16=convert.pack_bf16,
         cvt_int_to_float=convert.int_to_float,
         cvt_float_to_int=convert.float_to_int,
         cvt_int_saturating=convert.int_to_int_saturating,

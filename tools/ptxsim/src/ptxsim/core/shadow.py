@@ -14,13 +14,12 @@ import numpy as np
 
 from ..errors import Fault, Race, Uninitialized
 from .order import Clock, Order
-from .values import Array
+from .values import Array, count_true
 
 NEVER = -1
 BARRIER_OBJECT = -2
 """Shadow writer of the 8 bytes of a live mbarrier."""
 
-_count = np.count_nonzero
 _minimum = np.minimum.reduce
 
 
@@ -54,7 +53,7 @@ class Shadow:
         if _minimum(writer) < 0:
             self._unwritten(index, writer, accessor, line)
         late = self.write_clock[index] > clock.v[row][writer]
-        if _count(late):
+        if count_true(late):
             self._report(index, late & (writer >= 0), "write", "read", clock, accessor, line)
         mine = self.readers.get(actor)
         if mine is None:
@@ -70,9 +69,9 @@ class Shadow:
         if _minimum(writer) == BARRIER_OBJECT:
             self._unwritten(index, writer, accessor, line, storing=True)
         late = self.write_clock[index] > clock.v[row][writer]
-        if _count(late):
+        if count_true(late):
             late &= writer >= 0
-            if _count(late):
+            if count_true(late):
                 self._report(index, late, "write", "write", clock, accessor, line)
         self.check_readers(clock, index, accessor, line)
         self.writer[index] = actor
@@ -86,7 +85,7 @@ class Shadow:
             if newest <= known[other]:
                 continue
             late = self.readers[other][index] > known[other]
-            if _count(late):
+            if count_true(late):
                 self._report(index, late, "read", "write", clock, accessor, line, other)
 
     def atomically(self, clock: Clock, index: Any, actor: int, epoch: int, line: int, accessor: str) -> None:
@@ -97,7 +96,7 @@ class Shadow:
         if _minimum(writer) < 0:
             self._unwritten(index, writer, accessor, line)
         late = (self.write_clock[index] > clock.v[0][writer]) & ~self.atomic[index]
-        if _count(late):
+        if count_true(late):
             self._report(index, late, "write", "atomic update", clock, accessor, line)
         self.check_readers(clock, index, accessor, line)
         self.writer[index] = actor
@@ -140,7 +139,7 @@ class Shadow:
         line: int,
         reader: int | None = None,
     ) -> None:
-        if not _count(late):
+        if not count_true(late):
             return
         granule = int(self._granules(index)[np.argmax(late.reshape(-1))])
         if reader is None:
@@ -199,7 +198,7 @@ class SharedShadow:
                 assert self.fine is not None
                 return [(self.fine, slice(low // self.granule, -(-high // self.granule)))]
             chunks: Any = slice(low // 16, high // 16)
-            if self.fine is None or not _count(self.refined[chunks]):
+            if self.fine is None or not count_true(self.refined[chunks]):
                 return [(self.coarse, chunks)]
             chunks = np.arange(low // 16, high // 16)
         elif size < 16:
@@ -219,7 +218,7 @@ class SharedShadow:
 
     def _mixed(self, chunks: Array) -> list[tuple[Shadow, Any]]:
         refined = self.refined[chunks]
-        n = _count(refined)
+        n = count_true(refined)
         if n == 0:
             return [(self.coarse, chunks)]
         assert self.fine is not None

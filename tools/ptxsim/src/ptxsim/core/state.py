@@ -166,6 +166,8 @@ class Warp:
         self.pending_registers: dict[int, str] = {}
         self.loading: dict[int, Op] = {}
         """Registers that a tcgen05.ld will write."""
+        self.loads_used = 0
+        """Clock value at which the last of them was read."""
         self.cluster_generation = 0
         self.wgmma_owner: dict[int, Any] = {}
 

@@ -19,7 +19,7 @@ from .descriptors import E8M0, UE4M3, check_operand, decode_bytes, read_operand
 from .memory import shared_location, store_shared, who
 from .order import Clock
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, TMEM_COLUMNS, TMEM_LANES, TMEM_POISON, Stream, Wait
-from .values import LANE_INDEX, U64, Array, Mask, Value, count_lanes, first, spread
+from .values import LANE_INDEX, U64, Array, Mask, Value, count_lanes, count_true, first, spread
 
 if TYPE_CHECKING:
     from .state import Warp
@@ -117,10 +117,16 @@ def tmem_dealloc(W: Warp, m: Mask, a: Value, columns: Value, group: int, line: i
         )
     if cta.tmem_shadow:
         index = _columns(0, 3, start, n)
-        cta.tmem_shadow.write(
-            W.current(), 0, index, W.actor, W.touch(line), line, f"tcgen05.dealloc by {W.name}"
-        )
+        # A load whose registers have been used has read its columns: enough for giving them back.
+        done = W.cluster.order.clock()
+        done.join(W.current())
+        for warp in cta.warps:
+            loads = warp.streams.get("tcgen05.ld")
+            if loads and not warp.loading and 0 < warp.loads_used <= done.v[0, warp.actor]:
+                loads.complete(done, loads.epoch)
+        cta.tmem_shadow.write(done, 0, index, W.actor, W.touch(line), line, f"tcgen05.dealloc by {W.name}")
         cta.tmem_shadow.reset(index)
+        W.cluster.order.drop(done)
     del cta.allocations[start]
     cta.columns_used[start : start + n] = False
     W.machine.progress += 1
@@ -234,9 +240,13 @@ def check_pending(W: Warp, read: list[int], written: list[int], line: int) -> No
         if op is not None:
             W.machine.engine.force(op)
             W.loading = {k: v for k, v in W.loading.items() if not v.done}
+            if not W.loading:
+                W.loads_used = W.touch(line)
     for slot in written:
         if slot in W.loading:
-            raise Fault(f"register overwritten while tcgen05.ld may still write it (no tcgen05.wait::ld): {who(W, line)}")
+            raise Fault(
+                f"register overwritten while tcgen05.ld may still write it (no tcgen05.wait::ld): {who(W, line)}"
+            )
     for slot in read + written:
         why = W.pending_registers.get(slot)
         if why is not None:
@@ -576,7 +586,7 @@ def _accumulate(
             single[...] = part
             new = single.view(np.uint32)
             nan = single != single
-            if np.count_nonzero(nan):
+            if count_true(nan):
                 new = np.where(nan, np.uint32(0x7FFFFFFF), new)
         if keep is not None:
             new = np.where(keep[np.arange(TMEM_LANES)[rows], None], new, view[rows])

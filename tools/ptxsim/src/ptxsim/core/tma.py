@@ -42,6 +42,8 @@ def _issuers(W: Warp, m: Mask, line: int, what: str, *operands: Value, once: boo
     """
     active = list(lanes(m))
     if len(active) > 1:
+        if once and not any(type(v) is Array for v in operands):
+            return active[:1]
         seen = {tuple(lane(v, i) for v in operands) for i in active}
         if once and len(seen) == 1:
             return active[:1]

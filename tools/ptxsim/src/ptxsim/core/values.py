@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 
+try:  # the C function itself: numpy's public wrapper costs as much as counting 32 lanes
+    from numpy._core.multiarray import count_nonzero as count_true
+except ImportError:
+    from numpy import count_nonzero as count_true
+
 M32 = 0xFFFFFFFF
 M64 = (1 << 64) - 1
 U64 = np.uint64
@@ -71,7 +76,7 @@ def lane(v: Value, i: int) -> int:
 
 
 def count_lanes(m: Mask) -> int:
-    return 32 if m is None else int(np.count_nonzero(m))
+    return 32 if m is None else int(count_true(m))
 
 
 def mask_bits(m: Mask) -> int:
@@ -87,7 +92,7 @@ def predicate_and_mask(p: Value, m: Mask) -> Mask | bool:
     if type(p) is not Array:
         return m if p else False
     q = p if m is None else p & m
-    n = np.count_nonzero(q)
+    n = count_true(q)
     if n == 0:
         return False
     return None if n == 32 else q
@@ -104,10 +109,10 @@ def branch(p: Value, m: Mask, target: int, fall: int) -> int | tuple[Array, Arra
     if type(p) is not Array:
         return target if p else fall
     taken = p if m is None else p & m
-    n = np.count_nonzero(taken)
+    n = count_true(taken)
     if n == 0:
         return fall
-    if n == (32 if m is None else np.count_nonzero(m)):
+    if n == (32 if m is None else count_true(m)):
         return target
     return taken, (~p if m is None else m & ~p), target, fall
 

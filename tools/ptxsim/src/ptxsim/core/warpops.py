@@ -11,7 +11,7 @@ from . import floats
 from .integers import signed
 from .memory import who
 from .state import Wait
-from .values import LANE_INDEX, M32, U64, Array, Mask, Value, bits_mask, first, mask_bits, spread
+from .values import LANE_INDEX, M32, U64, Array, Mask, Value, bits_mask, count_true, first, mask_bits, spread
 
 if TYPE_CHECKING:
     from .state import Warp
@@ -122,7 +122,7 @@ _LEADERS = [bits_mask(1 << i) for i in range(32)]
 def elect(m: Mask) -> tuple[Value, Value]:
     """The lowest active lane, and the predicate that is true there."""
     i = 0 if m is None else int(np.argmax(m))
-    if m is not None and np.count_nonzero(m) == 1:
+    if m is not None and count_true(m) == 1:
         return i, True
     return i, _LEADERS[i]
 

@@ -17,6 +17,22 @@ _INTEGER_ROUNDING = ("rni", "rzi", "rmi", "rpi")
 _WIDTH = {**WIDTH, "e2m3x2": 16, "e3m2x2": 16, "e2m1x2": 8}
 
 
+def is_bf16_pair(ins: Instruction) -> bool:
+    """The conversion of a bf16 epilogue; runs of it are done in one call."""
+    return ins.mods == ["rn", "bf16x2", "f32"] and not ins.guard and len(ins.operands) == 3
+
+
+def bf16_pairs(e: Emitter, run: list[Instruction]) -> None:
+    sources = []
+    for ins in run:
+        e.ins = ins
+        sources += [e.val(s) for s in ins.operands[1:]]
+    packed = e.temp(f"cvt_pack_bf16({', '.join(sources)})")
+    for i, ins in enumerate(run):
+        e.ins = ins
+        e.set(ins.operands[0], f"{packed}[{i}]")
+
+
 @instruction("cvt", predicated=True)
 def cvt(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     types = [m for m in mods.left if m in _WIDTH]

@@ -21,6 +21,13 @@ def mov(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     elif ty == "b128" and src.startswith("{"):
         low, high = e.operands(src)
         e.set(dst, f"pack_128({e.val(low, 64)}, {e.val(high, 64)})")
+    elif pair := e.pair(src):
+        for i, part in enumerate(e.operands(dst)):
+            if part != "_":
+                e.set(part, f"{pair}[{i}]")
+    elif pair := e.pair(dst):
+        low, high = e.operands(src)
+        e.emit(f"{pair} = ({e.val(low)}, {e.val(high)})")
     elif dst.startswith("{"):
         parts = e.operands(dst)
         step = width // len(parts)
