@@ -66,8 +66,17 @@ def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
 
 
 def max_u32(a: Uint32, b: Uint32) -> Uint32:
-    """Unsigned maximum: orders non-negative fp32 patterns by value, NaN above Inf above the rest."""
+    """Unsigned maximum."""
     return _binary("max.u32 {$w0}, {$r0}, {$r1};", a, b)
+
+
+def max_abs(a: Float32, b: Float32) -> Float32:
+    """max(|a|, |b|), NaN if either is: one instruction."""
+    return ca.inline_ptx(
+        "{ .reg .f32 x, y; abs.f32 x, {$r0}; abs.f32 y, {$r1}; max.NaN.f32 {$w0}, x, y; }",
+        write_only_types=[Float32],
+        read_only_args=[a, b],
+    )
 
 
 def min_u32(a: Uint32, b: Uint32) -> Uint32:
@@ -118,12 +127,12 @@ def _binary(text: str, a: Uint32, b: Uint32) -> Uint32:
 
 
 def exp2(x: Float32) -> Float32:
-    """2^x to 2 ulp, for |x| <= 1/2 only: neither x's subnormals (2^x is 1) nor the result's (there are none) matter."""
+    """2^x to 2 ulp for x < 128. Flushes subnormals: of x, where 2^x is 1 anyway, and of results below 2^-126."""
     return ca.inline_ptx("ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
 
 
 def reciprocal(x: Float32) -> Float32:
-    """1/x to 1 ulp, for 2^-125 <= x <= 2^125 only, where nothing is subnormal."""
+    """1/x to 1 ulp, for 2^-126 <= x <= 2^126 only, where nothing is subnormal that a flush could lose."""
     return ca.inline_ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
 
 
@@ -136,8 +145,9 @@ def fma(a: Float32, b: Float32, c: Float32) -> Float32:
 
 def clamp(x: Float32, low: float, high: float) -> Float32:
     """X within [low, high]; `high` for NaN."""
+    capped = ca.inline_ptx(
+        "min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, Float32(high)]
+    )
     return ca.inline_ptx(
-        "{ .reg .f32 t; min.f32 t, {$r0}, {$r2}; max.f32 {$w0}, t, {$r1}; }",
-        write_only_types=[Float32],
-        read_only_args=[x, Float32(low), Float32(high)],
+        "max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[capped, Float32(low)]
     )

@@ -26,17 +26,26 @@ SCALE_TILE_BYTES = 512
 
 
 class Rows:
-    """The values a lane holds: 8 columns of each of its rows."""
+    """The values a lane holds: 8 columns of each of its rows. `packed`: maxima are taken of pairs of bf16."""
 
-    packed = False  # patterns are pairs of bf16
+    packed = False
 
-    def patterns(self, step: int) -> Sequence[Any]:
-        """Absolute values of a row as unsigned words that order like them: 8, or 4 pairs if packed."""
-        return [v.bitcast(Uint32) & Uint32(0x7FFF_FFFF) for v in self.values(step)]
+    def words(self, step: int) -> Sequence[Any]:
+        """What maxima are taken of: 8 Float32, or 4 pairs of bf16 without their signs."""
+        return self.values(step)
 
     def values(self, step: int) -> Sequence[Any]:
         """The 8 values of a row, Float32."""
         raise NotImplementedError
+
+    @property
+    def maximum(self) -> Callable[[Any, Any], Any]:
+        """Of magnitudes, with NaN above all."""
+        return ptx.max_u16x2 if self.packed else ptx.max_abs
+
+    def patterns(self, words: Sequence[Any]) -> list[Any]:
+        """fp32 patterns of magnitudes: one a word, or two if packed."""
+        return _halves(words) if self.packed else [w.bitcast(Uint32) & Uint32(0x7FFF_FFFF) for w in words]
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Bf16Rows(Rows):
     rows: list[list[Any]]
     packed = True
 
-    def patterns(self, step: int) -> Sequence[Any]:
+    def words(self, step: int) -> Sequence[Any]:
         """See Rows."""
         return [w & Uint32(0x7FFF_7FFF) for w in self.rows[step]]
 
@@ -85,18 +94,17 @@ class WeightedRows(Rows):
     """Rows times a weight each, in fp32.
 
     Multiplied once for the maxima, once for the codes: cheaper than keeping the products. The compiler would merge the
-    two, were the first not of absolute values (which gives the same magnitude, and NaN without a sign).
+    two, were the first not of unsigned values (the same magnitudes).
     """
 
     rows: Rows
     weights: list[Any]
 
-    def patterns(self, step: int) -> Sequence[Any]:
+    def words(self, step: int) -> Sequence[Any]:
         """See Rows."""
-        weight = (self.weights[step].bitcast(Uint32) & Uint32(0x7FFF_FFFF)).bitcast(Float32)
-        words = self.rows.patterns(step)
-        magnitudes = _halves(words) if self.rows.packed else words
-        return [(m.bitcast(Float32) * weight).bitcast(Uint32) for m in magnitudes]
+        words = self.rows.words(step)
+        unsigned = [h.bitcast(Float32) for h in _halves(words)] if self.rows.packed else words
+        return [v * self.weights[step] for v in unsigned]
 
     def values(self, step: int) -> Sequence[Any]:
         """See Rows."""
@@ -136,39 +144,69 @@ class WarpTile:
         """All rows of a lane whose first is `first`."""
         return [first + s * self.stride for s in range(self.steps)]
 
-    def row_amax(self, values: Rows, steps: Iterable[int]) -> list[Uint32]:
-        """fp32 pattern of the maximum of this lane's block in these of its rows; the block's 4 lanes agree."""
-        maximum = _maximum(values)
-        maxima = [reduce(maximum, values.patterns(s)) for s in steps]
-        if not values.packed:
-            return [_butterfly(m, maximum, (1, 2)) for m in maxima]
-        # Two rows to a word: half the shuffles.
-        pairs = zip(maxima[::2], maxima[1::2], strict=True)
-        both = [maximum(ptx.low_halves(a, b), ptx.high_halves(a, b)) for a, b in pairs]
-        return _halves([_butterfly(m, maximum, (1, 2)) for m in both])
+    def row_maxima(self, values: Rows, steps: Iterable[int]) -> "Shared":
+        """Maxima of these rows' blocks of 32 columns, shared out over the block's 4 lanes."""
+        maxima = [reduce(values.maximum, values.words(s)) for s in steps]
+        if values.packed:  # two rows to a word
+            pairs = zip(maxima[::2], maxima[1::2], strict=True)
+            maxima = [values.maximum(ptx.low_halves(a, b), ptx.high_halves(a, b)) for a, b in pairs]
+        return reduce_scatter(maxima, values.maximum, (2, 1))
 
-    def col_amax(self, values: Rows) -> list[Uint32]:
-        """fp32 pattern of the maximum of each of this lane's 8 columns over the warp's 32 rows."""
-        maximum = _maximum(values)
-        columns = zip(*(values.patterns(s) for s in range(self.steps)), strict=True)
-        across = [d for d in (1, 2, 4, 8, 16) if d >= self.lanes]
-        maxima = [_butterfly(reduce(maximum, c), maximum, across) for c in columns]
-        return _halves(maxima) if values.packed else maxima
+    def col_maxima(self, values: Rows) -> "Shared":
+        """Maxima of this lane's 8 columns over the warp's 32 rows, shared out over the lanes that hold the columns."""
+        columns = zip(*(values.words(s) for s in range(self.steps)), strict=True)
+        across = tuple(d for d in (16, 8, 4, 2, 1) if d >= self.lanes)
+        return reduce_scatter([reduce(values.maximum, c) for c in columns], values.maximum, across)
 
 
-def _maximum(values: Rows):
-    return ptx.max_u16x2 if values.packed else ptx.max_u32
+@dataclass(frozen=True)
+class Shared:
+    """Words that a group of lanes shares out: this lane has `mine`, beginning with number `first` of all.
+
+    The lanes of the group differ in the lane bits `split`; those that differ in the bits `same` hold the same words.
+    """
+
+    mine: list[Any]
+    first: Any
+    split: tuple[int, ...]
+    same: tuple[int, ...]
+
+    def is_writer(self) -> Boolean:
+        """Of the lanes that hold the same words, one says yes."""
+        return (ca.lane_idx() & sum(self.same)) == 0
+
+    def all_gather(self, mine: list[Any]) -> list[Any]:
+        """Everyone's `mine`, in order; as many from each."""
+        segment = (31 - sum(self.split)) << 8 | 31  # of shfl.idx: these lane bits are the reader's own
+        gathered = []
+        for owner in range(1 << len(self.split)):
+            source = sum(d for k, d in enumerate(reversed(self.split)) if owner >> k & 1)
+            gathered += [Uint32(ca.shuffle_sync(m, source, mask_and_clamp=segment)) for m in mine]
+        return gathered if self.split else mine
+
+
+def reduce_scatter(words: list[Any], maximum: Callable[[Any, Any], Any], bits: tuple[int, ...]) -> Shared:
+    """Maxima over the lanes that differ in `bits`. Each exchange halves the words of a lane while there are several.
+
+    What follows from a maximum is then computed by one lane and gathered, not by all of them.
+    """
+    first, split = Int32(0), 0
+    for bit in bits:
+        half = len(words) // 2
+        send = words
+        if half:
+            upper, split = (ca.lane_idx() & bit) != 0, split + 1
+            low, high = words[:half], words[half:]
+            words = [type(a)(select_(upper, b, a)) for a, b in zip(low, high, strict=True)]
+            send = [type(a)(select_(upper, a, b)) for a, b in zip(low, high, strict=True)]
+            first += Int32(select_(upper, Int32(half), Int32(0)))
+        words = [maximum(w, type(w)(ca.shuffle_sync_bfly(s, bit))) for w, s in zip(words, send, strict=True)]
+    return Shared(words, first, bits[:split], bits[split:])
 
 
 def _halves(words: Sequence[Any]) -> list[Uint32]:
     """The fp32 patterns of the two bf16 values in each word."""
     return [half for w in words for half in (w << Uint32(16), w & Uint32(0xFFFF_0000))]
-
-
-def _butterfly(word: Uint32, maximum, distances) -> Uint32:
-    for distance in distances:
-        word = maximum(word, Uint32(ca.shuffle_sync_bfly(word, distance)))
-    return word
 
 
 def spread(tile: WarpTile, array: cute.Pointer, first: Int32, end: Int32, default: int) -> list[Any]:
@@ -348,21 +386,24 @@ class TileQuantizer:
                 self.access.store_codes(col[1].data + offset, at, cols, codes, exists[s])
 
     def _row_factors(self, row: tuple[Rows, Target], steps: Iterable[int]) -> list[Any]:
-        """The factors of these rows' blocks; the first lane of each block stages its scale byte."""
+        """The factors of these rows' blocks; their scale bytes are staged."""
+        values, target = row
         local_row, local_col = self.tile.place()
-        stage = row[1].scales.at(local_row, local_col // BLOCK)
-        factors = [self.scaling.factor(amax) for amax in self.tile.row_amax(row[0], steps)]
-        for s, factor in zip(steps, factors, strict=True):
-            byte = self.scaling.scale_byte(factor)
-            ptx.store_byte(stage + 16 * s * self.tile.stride, byte, local_col % BLOCK == 0, "shared")
-        return factors
+        shared = self.tile.row_maxima(values, steps)
+        step = shared.first * (2 if values.packed else 1) + next(iter(steps))
+        stage = target.scales.at(local_row, local_col // BLOCK) + step * (16 * self.tile.stride)
+        return self._factors(values, shared, stage, 16 * self.tile.stride)
 
     def _col_factors(self, col: tuple[Rows, Target]) -> list[Any]:
-        """The factors of this lane's columns; the first lane of each block stages its scale byte."""
+        """The factors of this lane's columns; their scale bytes are staged."""
+        values, target = col
         local_row, local_col = self.tile.place()
-        factors = [self.scaling.factor(amax) for amax in self.tile.col_amax(col[0])]
-        stage = col[1].scales.at(local_col, local_row // BLOCK)
-        for i, factor in enumerate(factors):
-            byte = self.scaling.scale_byte(factor)
-            ptx.store_byte(stage + 16 * i, byte, local_row % BLOCK == 0, "shared")
-        return factors
+        shared = self.tile.col_maxima(values)
+        column = local_col + shared.first * (2 if values.packed else 1)
+        return self._factors(values, shared, target.scales.at(column, local_row // BLOCK), 16)
+
+    def _factors(self, values: Rows, shared: Shared, stage: cute.Pointer, pitch: int) -> list[Any]:
+        mine = [self.scaling.factor(amax) for amax in values.patterns(shared.mine)]
+        for i, factor in enumerate(mine):
+            ptx.store_byte(stage + pitch * i, self.scaling.scale_byte(factor), shared.is_writer(), "shared")
+        return shared.all_gather(mine)

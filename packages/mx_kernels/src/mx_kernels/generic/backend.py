@@ -1,23 +1,24 @@
 """The memory-bound ops on a GPU: what sm_90 and sm_100 share. Allocates outputs, picks the kernel, launches it.
 
-The methods are called with a problem and tensors that the ops have checked. They never wait for the device. Kernels are
-imported at the first call, not with this module: choosing a backend needs no compiler.
+The methods are called with a problem and tensors that the ops have checked. They never wait for the device. What depends on
+shapes only (kernel, output shapes, sizes) is worked out once for every shape and remembered as a `Plan`, because host time
+is what a small call costs. Kernels are imported at the first call, not with this module: choosing a backend needs no compiler.
 """
 
-import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mx_core import RowMap, ScaleLayout
+from mx_core import FORMATS, RowMap, ScaleLayout
+from mx_core.codec import storage_dtype
 from mx_core.groups import aligned_rows
 from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic import config
-from mx_kernels.generic.config import MAX_EXPERTS, chunk_size
-from mx_kernels.outputs import empty_quantized
+from mx_kernels.outputs import scale_shape
 from mx_kernels.problem import (
     CombineProblem,
     DSwigluProblem,
@@ -33,27 +34,22 @@ from mx_kernels.problem import (
 FP8_FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2")
 #: CUDA's limit for the second grid axis, which counts 128-row tiles.
 MAX_ROWS = 65535 * 128
+MAX_PLANS = 4096
+
+#: Shape and dtype of a tensor to allocate.
+Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 def launch(kernel: Callable[..., Any], device: torch.device, *args: int) -> None:
     """Queue a kernel on the current stream of the device; its pointers and sizes come as integers."""
+    index = device.index
     if device.type == "cpu":  # an emulated GPU
         kernel(*args, 0)
-        return
-    index = device.index
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    if index == torch.cuda.current_device():
-        kernel(*args, stream)
+    elif index == torch._C._cuda_getDevice():
+        kernel(*args, torch._C._cuda_getCurrentRawStream(index))
     else:
         with torch.cuda.device(index):
-            kernel(*args, stream)
-
-
-def is_vectorizable(x: Tensor) -> bool:
-    """Whether rows of x can be read 16 bytes at a time, and rows of its codes written 8."""
-    size = x.element_size()
-    strides = [s * size for s in x.stride()[:-1]]
-    return x.data_ptr() % 16 == 0 and x.shape[-1] % 8 == 0 and all(s % 16 == 0 for s in strides)
+            kernel(*args, torch._C._cuda_getCurrentRawStream(index))
 
 
 def address(x: Tensor | None) -> int:
@@ -61,11 +57,57 @@ def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+@dataclass(frozen=True, slots=True)
+class GroupTable:
+    """How to make the table of generic/groups.py for some `rows` and `groups` in `tiles` units of 128 rows."""
+
+    kernel: Callable[..., Any]
+    tiles: int
+    groups: int
+    rows: int
+
+    def make(self, offs: Tensor) -> Tensor:
+        """Launch the kernel that makes it."""
+        table = torch.empty(self.tiles, 4, dtype=torch.int32, device=offs.device)
+        launch(
+            self.kernel, offs.device, offs.data_ptr(), table.data_ptr(), self.groups, self.rows, self.tiles
+        )
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A call worked out for its shapes. `kernel` None: there is nothing to launch."""
+
+    problem: Problem  # kept, because plans are found by its id
+    kernel: Callable[..., Any] | None
+    outputs: tuple[Spec, ...]
+    sizes: tuple[int, ...] = ()
+    scratch: tuple[Spec, ...] = ()
+    table: GroupTable | None = None
+
+    def allocate(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The outputs, uninitialised."""
+        return tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs])
+
+    def make_table(self, offs: Tensor) -> Tensor:
+        """The group table of a plan that has one."""
+        assert self.table is not None
+        return self.table.make(offs)
+
+    def allocate_scratch(self, device: torch.device) -> list[Tensor]:
+        """What the kernels need beside the outputs."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.scratch]
+
+
 class MemoryBoundBackend:
     """Quantise, gather, SwiGLU, route, combine. A subclass adds `name`, `targets` and the GEMMs."""
 
     name: str
     targets: tuple[str, ...]
+
+    def __init__(self):
+        self._plans: dict[tuple, Plan] = {}
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         """Why this backend cannot run the problem on this device."""
@@ -76,202 +118,159 @@ class MemoryBoundBackend:
         if format is not None and format not in FP8_FORMATS:
             return f"quantises to {' and '.join(FP8_FORMATS)}, got {format}"
         experts = getattr(problem, "num_experts", 0)
-        if experts > MAX_EXPERTS:
-            return f"routes to at most {MAX_EXPERTS} experts, got {experts}"
+        if experts > config.MAX_EXPERTS:
+            return f"routes to at most {config.MAX_EXPERTS} experts, got {experts}"
         return None
+
+    def _plan(self, make: Callable[..., Plan], problem: Problem, x: Tensor, *key: Any) -> Plan:
+        """`make(problem, target, *key)`, remembered for this problem, device and key."""
+        index = x.get_device()
+        full_key = id(problem), index if index >= 0 else arch.active_emulation(), *key
+        plan = self._plans.get(full_key)
+        if plan is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[full_key] = make(problem, arch.target_of(x.device), *key)
+        return plan
 
     # quantise --------------------------------------------------------------------------------------------------------
 
     def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
         """Codes and scales of each orientation asked for."""
-        rows, cols = x.shape[-2:]
-        batch = x.shape[0] if x.ndim == 3 else 1
-        compact = offs is not None and problem.row_map is RowMap.COMPACT
-        out_rows = rows if offs is None else aligned_rows(rows, offs.shape[0])
-        shape = (*x.shape[:-2], out_rows, cols)
-        if compact:
-            scale_rows = rows if problem.layout is ScaleLayout.LINEAR else out_rows
-            out = empty_quantized(x, tuple(x.shape), -1, problem.format, problem.layout, scale_rows)
-        else:
-            out = _empty_outputs(x, shape, problem)
-        table = (
-            None
-            if offs is None
-            else self._group_table(problem.row_map, offs, rows, out_rows // 128 + compact)
-        )
-        kernel = _quantize_kernel(problem, _target(x), is_vectorizable(x))
-        self._launch_quantize(kernel, problem, x, table, None, out, out_rows, batch, -(-cols // 128))
-        return out
+        groups = 0 if offs is None else offs.shape[0]
+        plan = self._plan(_plan_quantize, problem, x, x.shape, x.stride(), x.data_ptr() % 16 == 0, groups)
+        return self._quantize(plan, x, offs, None, None)
 
     def gather_quantize(
         self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Codes and scales of each orientation of the gathered rows; the weights scale the column copy only."""
-        out_rows = token_of.shape[0]
-        out = _empty_outputs(x, (out_rows, x.shape[1]), problem)
-        kernel = _quantize_kernel(problem, _target(x), is_vectorizable(x))
-        band = min(config.GATHER_BAND, -(-x.shape[1] // 128))
-        self._launch_quantize(kernel, problem, x, token_of, slot_weights, out, out_rows, 1, band)
-        return out
+        plan = self._plan(
+            _plan_gather_quantize, problem, x, x.shape, x.data_ptr() % 16 == 0, token_of.shape[0]
+        )
+        return self._quantize(plan, x, None, token_of, slot_weights)
 
-    def _launch_quantize(self, kernel, problem, x, row_index, weights, out, out_rows, batch, band) -> None:
-        cols = x.shape[-1]
-        if out_rows == 0 or cols == 0 or batch == 0:
-            return
-        if out_rows > MAX_ROWS:
-            raise ValueError(f"rows: expected at most {MAX_ROWS}, got {out_rows}")
-        size = x.element_size()
-        row = out[:2] if problem.orientation != "col" else (None, None)
-        col = out[-2:] if problem.orientation != "row" else (None, None)
-        pointers = (address(t) for t in (x, row_index, weights, *row, *col))
-        batch_bytes = x.stride(0) * size if x.ndim == 3 else 0
-        launch(kernel, x.device, *pointers, out_rows, cols, x.stride(-2) * size, batch_bytes, batch, band)
+    def _quantize(self, plan, x, offs, token_of, weights) -> tuple[Tensor, ...]:
+        device = x.device
+        out = plan.allocate(device)
+        if plan.kernel is None:
+            return out
+        if offs is not None:
+            token_of = plan.make_table(offs)
+        pointers = [t.data_ptr() for t in out]
+        if plan.problem.orientation == "row":
+            pointers += 0, 0
+        elif plan.problem.orientation == "col":
+            pointers = [0, 0, *pointers]
+        launch(plan.kernel, device, x.data_ptr(), address(token_of), address(weights), *pointers, *plan.sizes)
+        return out
 
     # rows of tokens --------------------------------------------------------------------------------------------------
 
     def route(self, problem: RouteProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """slot_of, token_of and offs."""
-        tokens, experts, choices = topk_ids.shape[0], problem.num_experts, topk_ids.numel()
-        rows = aligned_rows(choices, experts)
-        slot_of = torch.empty(tokens, problem.k, dtype=torch.int32, device=topk_ids.device)
-        token_of = torch.empty(rows, dtype=torch.int32, device=topk_ids.device)
-        if choices == 0:
-            return (
-                slot_of,
-                token_of.fill_(-1),
-                torch.zeros(experts, dtype=torch.int32, device=topk_ids.device),
-            )
-        offs = torch.empty(experts, dtype=torch.int32, device=topk_ids.device)
-        chunk = chunk_size(choices)
-        counts = torch.empty(-(-choices // chunk), experts, dtype=torch.int32, device=topk_ids.device)
-        kernel = _kernel(
-            "route", "RouteKernel", _target(topk_ids), problem.id_dtype.itemsize * 8, problem.k, experts
-        )
-        pointers = (address(t) for t in (topk_ids, slot_of, token_of, offs, counts))
-        launch(kernel, topk_ids.device, *pointers, choices, rows, chunk)
+        plan = self._plan(_plan_route, problem, topk_ids, topk_ids.shape[0])
+        device = topk_ids.device
+        slot_of, token_of, offs = plan.allocate(device)
+        if plan.kernel is None:
+            return slot_of, token_of.fill_(-1), offs.zero_()
+        (counts,) = plan.allocate_scratch(device)
+        tensors = topk_ids, slot_of, token_of, offs, counts
+        launch(plan.kernel, device, *[t.data_ptr() for t in tensors], *plan.sizes)
         return slot_of, token_of, offs
 
     def slot_weights(
         self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
     ) -> Tensor:
         """Router weights by row."""
-        if weights.numel() == 0:
-            return torch.zeros(rows, dtype=torch.float32, device=weights.device)
-        out = torch.empty(rows, dtype=torch.float32, device=weights.device)
-        kernel = _kernel("route", "SlotWeightsKernel", _target(weights))
-        launch(
-            kernel, weights.device, address(weights), address(slot_of), address(out), weights.numel(), rows
-        )
+        plan = self._plan(_plan_slot_weights, problem, weights, weights.shape[0], int(rows))
+        (out,) = plan.allocate(weights.device)
+        if plan.kernel is None:
+            return out.zero_()
+        pointers = weights.data_ptr(), slot_of.data_ptr(), out.data_ptr()
+        launch(plan.kernel, weights.device, *pointers, *plan.sizes)
         return out
 
     def gather(self, problem: GatherProblem, x: Tensor, token_of: Tensor) -> Tensor:
         """Rows of tokens, unquantised."""
-        out = x.new_empty(token_of.shape[0], x.shape[1])
-        if out.numel():
-            kernel = _kernel("gather", "GatherKernel", _target(x), config.GATHER_TILE)
-            width = x.shape[1] * x.element_size() // 2
-            band = min(config.GATHER_BAND, -(-width // config.GATHER_TILE.cols))
-            launch(kernel, x.device, address(x), address(token_of), address(out), out.shape[0], width, band)
+        plan = self._plan(_plan_gather, problem, x, token_of.shape[0], x.shape[1])
+        (out,) = plan.allocate(x.device)
+        if plan.kernel is not None:
+            launch(plan.kernel, x.device, x.data_ptr(), token_of.data_ptr(), out.data_ptr(), *plan.sizes)
         return out
 
     def combine(self, problem: CombineProblem, y: Tensor, slot_of: Tensor, weights: Tensor | None) -> Tensor:
         """The weighted sum over a token's slots."""
-        out = y.new_empty(slot_of.shape[0], y.shape[1])
-        if out.numel():
-            bits, weighted = y.element_size() * 8, weights is not None
-            kernel = _kernel("combine", "CombineKernel", _target(y), bits, problem.k, weighted)
-            pointers = (address(t) for t in (y, slot_of, weights, out))
-            launch(kernel, y.device, *pointers, out.shape[0], out.shape[1])
+        plan = self._plan(_plan_combine, problem, y, slot_of.shape[0], y.shape[1], weights is not None)
+        (out,) = plan.allocate(y.device)
+        if plan.kernel is not None:
+            pointers = y.data_ptr(), slot_of.data_ptr(), address(weights), out.data_ptr()
+            launch(plan.kernel, y.device, *pointers, *plan.sizes)
         return out
 
     def combine_backward(
         self, problem: CombineProblem, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Dy by row and dweights."""
-        if dout.numel() == 0 or y.numel() == 0:
-            return torch.zeros_like(y), torch.zeros_like(weights)
-        dy, dweights = torch.empty_like(y), torch.empty_like(weights)
-        marks = torch.empty(y.shape[0], dtype=torch.int32, device=y.device)
-        kernel = _kernel("combine", "CombineBackwardKernel", _target(y), y.element_size() * 8, problem.k)
-        pointers = (address(t) for t in (dout, y, slot_of, weights, dy, dweights, marks))
-        launch(kernel, y.device, *pointers, dout.shape[0], *y.shape)
+        plan = self._plan(_plan_combine_backward, problem, y, slot_of.shape[0], *y.shape)
+        dy, dweights = plan.allocate(y.device)
+        if plan.kernel is None:
+            return dy.zero_(), dweights.zero_()
+        tensors = dout, y, slot_of, weights, dy, dweights, *plan.allocate_scratch(y.device)
+        launch(plan.kernel, y.device, *[t.data_ptr() for t in tensors], *plan.sizes)
         return dy, dweights
 
     # SwiGLU ----------------------------------------------------------------------------------------------------------
 
-    def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """silu(gate)·up: a tensor, or codes and scales."""
-        rows, width = h.shape[0], h.shape[1] // 2
-        if problem.format is None:
-            data, scale = h.new_empty(rows, width), None
-        else:
-            data, scale = empty_quantized(h, (rows, width), -1, problem.format, problem.layout)
-        if data.numel():
-            table = self._group_table(RowMap.ALIGNED, offs, rows, rows // 128)
-            kernel = _swiglu_kernel(problem, _target(h))
-            launch(kernel, h.device, *(address(t) for t in (h, table, data, scale)), rows, width)
-        return data if scale is None else (data, scale)
+        plan = self._plan(_plan_swiglu, problem, h, *h.shape, offs.shape[0])
+        out = plan.allocate(h.device)
+        if plan.kernel is not None:
+            pointers = [t.data_ptr() for t in (h, plan.make_table(offs), *out)]
+            launch(plan.kernel, h.device, *pointers, *[0] * (4 - len(pointers)), *plan.sizes)
+        return out[0] if problem.format is None else out
 
     def dswiglu(
         self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
     ) -> tuple[Tensor, ...]:
         """Plain: dh, w·a, dw. Quantised: dh along 2H, with `columns` dh and a down the rows, dw."""
-        rows, width = da.shape
-        dw = torch.empty_like(slot_weights)
+        plan = self._plan(_plan_dswiglu, problem, da, *da.shape, offs.shape[0])
+        out = plan.allocate(da.device)
+        if plan.kernel is None:
+            return out
+        *results, dw = out
+        if (
+            problem.format is not None
+            and problem.layout is ScaleLayout.BLOCKED_128X4
+            and da.shape[1] % 128 != 0
+        ):
+            for scale in results[1::2]:
+                scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
+        pointers = [t.data_ptr() for t in results]
         if problem.format is None:
-            dh, wa = torch.empty_like(h), torch.empty_like(da)
-            result, outputs = (dh, wa, dw), (dh, None, None, None, wa, None)
-        else:
-            format, layout = problem.format, problem.layout
-            row = empty_quantized(h, tuple(h.shape), -1, format, layout)
-            columns: tuple[Tensor, ...] = ()
-            if problem.columns:
-                columns = (
-                    *empty_quantized(h, tuple(h.shape), -2, format, layout),
-                    *empty_quantized(da, tuple(da.shape), -2, format, layout),
-                )
-            if layout is ScaleLayout.BLOCKED_128X4 and width % 128 != 0:
-                for scale in (*row, *columns)[1::2]:
-                    scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
-            result, outputs = (*row, *columns, dw), (*row, *(columns or (None,) * 4))
-        if da.numel():
-            table = self._group_table(RowMap.ALIGNED, offs, rows, rows // 128)
-            tile = config.dswiglu_tile(h.element_size() * 8)
-            shares = torch.empty(tile.warps_over(width), rows, dtype=torch.float32, device=h.device)
-            kernel = _dswiglu_kernel(problem, _target(h))
-            addresses = (address(t) for t in (da, h, slot_weights, table, *outputs, shares, dw))
-            launch(kernel, h.device, *addresses, rows, width)
-        return result
-
-    def _group_table(self, row_map: RowMap, offs: Tensor, rows: int, tiles: int) -> Tensor:
-        table = torch.empty(tiles, 4, dtype=torch.int32, device=offs.device)
-        if tiles:
-            kernel = _kernel("groups", "GroupTable", _target(offs), row_map)
-            launch(kernel, offs.device, offs.data_ptr(), table.data_ptr(), offs.shape[0], rows, tiles)
-        return table
+            pointers = [pointers[0], 0, 0, 0, pointers[1], 0]
+        pointers += [0] * (6 - len(pointers))
+        (shares,) = plan.allocate_scratch(da.device)
+        inputs = [t.data_ptr() for t in (da, h, slot_weights, plan.make_table(offs))]
+        launch(plan.kernel, da.device, *inputs, *pointers, shares.data_ptr(), dw.data_ptr(), *plan.sizes)
+        return out
 
 
-def _empty_outputs(x: Tensor, shape: tuple[int, ...], problem) -> tuple[Tensor, ...]:
-    row = (
-        empty_quantized(x, shape, -1, problem.format, problem.layout) if problem.orientation != "col" else ()
-    )
-    col = (
-        empty_quantized(x, shape, -2, problem.format, problem.layout) if problem.orientation != "row" else ()
-    )
-    return *row, *col
+# plans ---------------------------------------------------------------------------------------------------------------
 
 
-def _target(x: Tensor) -> str | None:
-    return arch.target_of(x.device)
-
-
-@functools.cache
-def _kernel(module: str, name: str, target: str, *fields):
+def _kernel(module: str, name: str, target: str | None, *fields) -> Callable[..., Any]:
     """The compiled kernel `name` of generic/<module>.py with these fields."""
     from mx_kernels import jit
 
+    assert target is not None
     kernel = getattr(importlib.import_module(f"mx_kernels.generic.{module}"), name)(*fields)
     return jit.compiled(kernel, target, kernel.build)
+
+
+def _table(target: str | None, row_map: RowMap, tiles: int, groups: int, rows: int) -> GroupTable:
+    return GroupTable(_kernel("groups", "GroupTable", target, row_map), tiles, groups, rows)
 
 
 def _scaling(problem):
@@ -280,11 +279,24 @@ def _scaling(problem):
     return None if problem.format is None else BlockScaling(problem.format, problem.rounding)
 
 
-@functools.cache
-def _quantize_kernel(problem: QuantizeProblem | GatherQuantizeProblem, target: str, vector: bool):
-    gather = isinstance(problem, GatherQuantizeProblem)
+def _quantized(
+    shape: tuple[int, ...], axis: int, problem, scale_rows: int | None = None
+) -> tuple[Spec, Spec]:
+    """Codes and scales of a matrix, or of a batch of them, quantised along `axis`."""
+    *batch, rows, cols = shape
+    other, length = (rows, cols) if axis == -1 else (cols, rows)
+    scales = scale_shape(other if scale_rows is None else scale_rows, length, problem.layout)
+    return (tuple(shape), storage_dtype(FORMATS[problem.format])), ((*batch, *scales), torch.uint8)
+
+
+def _orientations(shape: tuple[int, ...], problem) -> tuple[Spec, ...]:
+    row = _quantized(shape, -1, problem) if problem.orientation != "col" else ()
+    col = _quantized(shape, -2, problem) if problem.orientation != "row" else ()
+    return *row, *col
+
+
+def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=False, compact=False):
     bits = problem.dtype.itemsize * 8
-    weighted = gather and problem.weighted
     return _kernel(
         "quantize",
         "QuantizeKernel",
@@ -294,25 +306,123 @@ def _quantize_kernel(problem: QuantizeProblem | GatherQuantizeProblem, target: s
         problem.orientation != "col",
         problem.orientation != "row",
         problem.layout is ScaleLayout.BLOCKED_128X4,
-        "gather" if gather else "grouped" if problem.grouped else "dense",
+        source,
         weighted,
-        not gather and problem.grouped and problem.row_map is RowMap.COMPACT,
+        compact,
         vector,
         config.quantize_tile(bits, problem.orientation, weighted),
     )
 
 
-@functools.cache
-def _swiglu_kernel(problem: SwigluProblem, target: str):
-    bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
-    return _kernel(
-        "swiglu", "SwigluKernel", target, _scaling(problem), bits, blocked, config.swiglu_tile(bits)
-    )
+def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bool, groups: int) -> Plan:
+    *batch, rows, cols = shape
+    compact = groups > 0 and problem.row_map is RowMap.COMPACT
+    out_rows = aligned_rows(rows, groups) if groups else rows
+    if compact:
+        scale_rows = rows if problem.layout is ScaleLayout.LINEAR else out_rows
+        outputs = _quantized(tuple(shape), -1, problem, scale_rows)
+    else:
+        outputs = _orientations((*batch, out_rows, cols), problem)
+    if out_rows == 0 or cols == 0 or 0 in batch:
+        return Plan(problem, None, outputs)
+    if out_rows > MAX_ROWS:
+        raise ValueError(f"rows: expected at most {MAX_ROWS}, got {out_rows}")
+    size = problem.dtype.itemsize
+    pitches = [s * size for s in strides[:-1]]
+    vector = aligned and cols % 8 == 0 and all(p % 16 == 0 for p in pitches)
+    source = "grouped" if groups else "dense"
+    kernel = _quantize_kernel(problem, target, vector, source, compact=compact)
+    sizes = out_rows, cols, pitches[-1], pitches[0] if batch else 0, batch[0] if batch else 1, -(-cols // 128)
+    table = _table(target, problem.row_map, out_rows // 128 + compact, groups, rows) if groups else None
+    return Plan(problem, kernel, outputs, sizes, table=table)
 
 
-@functools.cache
-def _dswiglu_kernel(problem: DSwigluProblem, target: str):
+def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned: bool, rows: int) -> Plan:
+    cols = shape[1]
+    outputs = _orientations((rows, cols), problem)
+    if rows == 0 or cols == 0:
+        return Plan(problem, None, outputs)
+    if rows > MAX_ROWS:
+        raise ValueError(f"token_of: expected at most {MAX_ROWS} rows, got {rows}")
+    kernel = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
+    band = min(config.GATHER_BAND, -(-cols // 128))
+    return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band))
+
+
+def _plan_route(problem: RouteProblem, target, tokens: int) -> Plan:
+    choices, experts = tokens * problem.k, problem.num_experts
+    rows = aligned_rows(choices, experts)
+    shapes = (tokens, problem.k), (rows,), (experts,)
+    outputs = tuple((shape, torch.int32) for shape in shapes)
+    if choices == 0:
+        return Plan(problem, None, outputs)
+    chunk = config.chunk_size(choices)
+    kernel = _kernel("route", "RouteKernel", target, problem.id_dtype.itemsize * 8, problem.k, experts)
+    scratch = (((-(-choices // chunk), experts), torch.int32),)
+    return Plan(problem, kernel, outputs, (choices, rows, chunk), scratch)
+
+
+def _plan_slot_weights(problem: SlotWeightsProblem, target, tokens: int, rows: int) -> Plan:
+    outputs = (((rows,), torch.float32),)
+    if tokens == 0 or rows == 0:
+        return Plan(problem, None, outputs)
+    return Plan(problem, _kernel("route", "SlotWeightsKernel", target), outputs, (tokens * problem.k, rows))
+
+
+def _plan_gather(problem: GatherProblem, target, rows: int, cols: int) -> Plan:
+    outputs = (((rows, cols), problem.dtype),)
+    if rows == 0 or cols == 0:
+        return Plan(problem, None, outputs)
+    width = cols * problem.dtype.itemsize // 2
+    band = min(config.GATHER_BAND, -(-width // config.GATHER_TILE.cols))
+    kernel = _kernel("gather", "GatherKernel", target, config.GATHER_TILE)
+    return Plan(problem, kernel, outputs, (rows, width, band))
+
+
+def _plan_combine(problem: CombineProblem, target, tokens: int, cols: int, weighted: bool) -> Plan:
+    outputs = (((tokens, cols), problem.dtype),)
+    if tokens == 0 or cols == 0:
+        return Plan(problem, None, outputs)
+    kernel = _kernel("combine", "CombineKernel", target, problem.dtype.itemsize * 8, problem.k, weighted)
+    return Plan(problem, kernel, outputs, (tokens, cols))
+
+
+def _plan_combine_backward(problem: CombineProblem, target, tokens: int, rows: int, cols: int) -> Plan:
+    outputs = ((rows, cols), problem.dtype), ((tokens, problem.k), torch.float32)
+    if tokens == 0 or rows == 0 or cols == 0:
+        return Plan(problem, None, outputs)
+    kernel = _kernel("combine", "CombineBackwardKernel", target, problem.dtype.itemsize * 8, problem.k)
+    return Plan(problem, kernel, outputs, (tokens, rows, cols), (((rows,), torch.int32),))
+
+
+def _plan_swiglu(problem: SwigluProblem, target, rows: int, double_width: int, groups: int) -> Plan:
+    width = double_width // 2
+    plain = (((rows, width), problem.dtype),)
+    outputs = plain if problem.format is None else _quantized((rows, width), -1, problem)
+    if rows == 0 or width == 0:
+        return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
-    columns = problem.columns and problem.format is not None
+    tile = config.swiglu_tile(bits, problem.format is not None)
+    kernel = _kernel("swiglu", "SwigluKernel", target, _scaling(problem), bits, blocked, tile)
+    table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
+    return Plan(problem, kernel, outputs, (rows, width), table=table)
+
+
+def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups: int) -> Plan:
+    quantized = problem.format is not None
+    columns = problem.columns and quantized
+    h, a, dw = (rows, 2 * width), (rows, width), ((rows,), torch.float32)
+    if not quantized:
+        outputs = (h, problem.dtype), (a, problem.dtype), dw
+    elif columns:
+        outputs = *_quantized(h, -1, problem), *_quantized(h, -2, problem), *_quantized(a, -2, problem), dw
+    else:
+        outputs = *_quantized(h, -1, problem), dw
+    if rows == 0 or width == 0:
+        return Plan(problem, None, outputs)
+    bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
     tile = config.dswiglu_tile(bits)
-    return _kernel("swiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
+    kernel = _kernel("swiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
+    shares = ((tile.warps_over(width), rows), torch.float32)
+    table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
+    return Plan(problem, kernel, outputs, (rows, width), (shares,), table)

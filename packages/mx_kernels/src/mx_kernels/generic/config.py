@@ -27,18 +27,20 @@ class TileConfig:
 def quantize_tile(element_bits: int, orientation: str, weighted: bool) -> TileConfig:
     """Tile of a quantiser: bf16 in tiles of 32 × 64 a warp, fp32, which needs twice the registers, of 32 × 32."""
     if element_bits == 32:
-        return TileConfig(lanes=4, min_blocks=1)
-    return TileConfig(lanes=8, min_blocks=2)
+        return TileConfig(lanes=4, min_blocks=2 if not weighted else 1)
+    return TileConfig(lanes=8, min_blocks=3 if orientation == "dual" and not weighted else 2)
 
 
-def swiglu_tile(element_bits: int) -> TileConfig:
+def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
     """Tile of the forward SwiGLU."""
-    return TileConfig(lanes=8, min_blocks=2) if element_bits == 16 else TileConfig(lanes=4, min_blocks=1)
+    if element_bits == 32:
+        return TileConfig(lanes=4, min_blocks=1)
+    return TileConfig(lanes=8, min_blocks=3 if quantized else 1)
 
 
 def dswiglu_tile(element_bits: int) -> TileConfig:
     """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements."""
-    return TileConfig(lanes=4, min_blocks=2, cols=64)
+    return TileConfig(lanes=4, min_blocks=2 if element_bits == 16 else 1, cols=64)
 
 
 #: Plain gather.

@@ -159,18 +159,20 @@ class QuantizeKernel:
         )
 
         ca.barrier()
-        thread = ca.thread_idx()[0]
         row_tiles, col_tiles = Int64(cute.ceil_div(rows, ROWS)), Int64(cute.ceil_div(cols, self.tile.cols))
+        # The last band may be narrower, and compact rows have one more row of tiles: no scales are there.
+        there = (tile_row < row_tiles) & (tile_col < col_tiles)
+        writer = Int32(cutlass.select_(there, ca.thread_idx()[0], Int32(-1)))
         row_blocks, col_blocks = cute.ceil_div(rows, BLOCK), cute.ceil_div(cols, BLOCK)
         if cutlass.const_expr(self.row and self.blocked):
             index = (batch * row_tiles + tile_row) * col_tiles + tile_col
-            row_scales.flush_blocked(row_scale, index, thread if tile_row < row_tiles else Int32(-1))
+            row_scales.flush_blocked(row_scale, index, writer)
         elif cutlass.const_expr(self.row):
             out = row_scale + Int64(batch) * rows * col_blocks
             row_scales.flush(out, (first, tile_col * 4), (end, col_blocks), col_blocks, False, 4)
         if cutlass.const_expr(self.col and self.blocked):
             col_scales.flush_blocked(
-                col_scale, (batch * col_tiles + tile_col) * row_tiles + tile_row, thread - 32
+                col_scale, (batch * col_tiles + tile_col) * row_tiles + tile_row, writer - 32
             )
         elif cutlass.const_expr(self.col):
             out = col_scale + Int64(batch) * cols * row_blocks

@@ -17,7 +17,7 @@ from cutlass.memory import SmemAllocator
 from mx_kernels.device import ptx
 from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.device.mx import BlockScaling
-from mx_kernels.device.swiglu import gate
+from mx_kernels.device.swiglu import any_deep, dswiglu, swiglu
 from mx_kernels.device.tile import (
     BLOCK,
     ROWS,
@@ -26,6 +26,7 @@ from mx_kernels.device.tile import (
     ComputedRows,
     FloatRows,
     RowAccess,
+    Rows,
     ScaleTile,
     Target,
     TileQuantizer,
@@ -122,9 +123,9 @@ class SwigluKernel:
         local_row, local_col = tile.place()
         col = tile_col * tile.cols + local_col
         ids = tile.rows(tile_row * ROWS + local_row)
-        limit, real = access.limit(col, width, Int32(ROWS)), access.limit(col, width, real)
-        exists = [r < limit for r in tile.rows(local_row)]
-        valid = [r < real for r in tile.rows(local_row)]
+        exists = [col < width] * tile.steps
+        some = access.limit(col, width, real)
+        valid = [r < some for r in tile.rows(local_row)]
 
         pointers = [h + (Int64(i) * (2 * width) + col) * size for i in ids]
         gates = access.as_rows([access.load(p, col, width, v) for p, v in zip(pointers, valid, strict=True)])
@@ -135,11 +136,33 @@ class SwigluKernel:
             ]
         )
 
+        at = ids, exists, col
+        if any_deep(gates, tile.steps):
+            self.finish(gates, ups, out, scales, at, width, True)
+        else:
+            self.finish(gates, ups, out, scales, at, width, False)
+
+    @cute.jit
+    def finish(
+        self,
+        gates: Rows,
+        ups: Rows,
+        out: cute.Pointer,
+        scales: ScaleTile,
+        at: tuple,
+        width: Int32,
+        deep: cutlass.Constexpr[bool],
+    ):
+        """Compute, quantise and store row by row. `deep`: see device/swiglu.py."""
+        tile, access = self.tile, RowAccess(self.element_bits, True)
+        ids, exists, col = at
+
         def activate(s: int) -> list:
-            return [gate(g).silu_times(u) for g, u in zip(gates.values(s), ups.values(s), strict=True)]
+            return [swiglu(g, u, deep) for g, u in zip(gates.values(s), ups.values(s), strict=True)]
 
         values = ComputedRows(activate)
         if cutlass.const_expr(self.scaling is None):
+            size = self.element_bits // 8
             for s in cutlass.range_constexpr(tile.steps):
                 access.store_values(out + (Int64(ids[s]) * width + col) * size, values.values(s), exists[s])
         else:
@@ -275,8 +298,8 @@ class DSwigluKernel:
         first = tile_row * ROWS
         col = tile_col * tile.cols + local_col
         ids = tile.rows(first + local_row)
-        limit, some = access.limit(col, width, Int32(ROWS)), access.limit(col, width, real)
-        exists = [r < limit for r in tile.rows(local_row)]
+        exists = [col < width] * tile.steps
+        some = access.limit(col, width, real)
         valid = [r < some for r in tile.rows(local_row)]
 
         def load(base, pitch, at):
@@ -288,8 +311,32 @@ class DSwigluKernel:
         gates, ups, grads = load(h, 2 * width, col), load(h, 2 * width, width + col), load(da, width, col)
         row_weights = [w.bitcast(Float32) for w in spread(tile, weights, first, first + real, 0)]
 
+        inputs = gates, ups, grads, row_weights
+        at = ids, exists, col, local_col, tile_col
+        if any_deep(gates, tile.steps):
+            self.finish(inputs, out, shares, smem, at, rows, width, True)
+        else:
+            self.finish(inputs, out, shares, smem, at, rows, width, False)
+
+    @cute.jit
+    def finish(
+        self,
+        inputs: tuple,
+        out: DSwigluOutputs,
+        shares: cute.Pointer,
+        smem: cute.Pointer,
+        at: tuple,
+        rows: Int32,
+        width: Int32,
+        deep: cutlass.Constexpr[bool],
+    ):
+        """Compute, quantise, store. `deep`: see device/swiglu.py."""
+        tile, access, size = self.tile, RowAccess(self.element_bits, True), self.element_bits // 8
+        gates, ups, grads, row_weights = inputs
+        ids, exists, col, local_col, tile_col = at
+
         def compute(s: int):
-            return dswiglu_row(gates.values(s), ups.values(s), grads.values(s), row_weights[s])
+            return dswiglu_row(gates.values(s), ups.values(s), grads.values(s), row_weights[s], deep)
 
         if cutlass.const_expr(self.scaling is None):
             dots = []
@@ -311,10 +358,10 @@ class DSwigluKernel:
                 by_col = FloatRows(list(a)), Target(out.a_col + col, stage[4])
                 quantizer(None, by_col, ids, exists, col, width)
             for half, values in enumerate((FloatRows(list(dg)), FloatRows(list(du)))):
-                at = width * half + col
-                row = values, Target(out.dh_row + at, stage[half])
-                by_col = (values, Target(out.dh_col + at, stage[2 + half])) if self.columns else None
-                quantizer(row, by_col, ids, exists, at, 2 * width)
+                first = width * half + col
+                row = values, Target(out.dh_row + first, stage[half])
+                by_col = (values, Target(out.dh_col + first, stage[2 + half])) if self.columns else None
+                quantizer(row, by_col, ids, exists, first, 2 * width)
 
     def store_shares(self, shares, dots, tile_col, local_col, ids, rows):
         """This warp's share of each row's dw, from the first of the lanes that hold the row."""
@@ -349,14 +396,12 @@ def quantizer_of(scaling: BlockScaling | None, tile: WarpTile, access: RowAccess
     return TileQuantizer(scaling, tile, access)
 
 
-def dswiglu_row(gates, ups, grads, weight):
+def dswiglu_row(gates, ups, grads, weight, deep):
     """dg, du, a of 8 columns of a row, and their part of <da, a>."""
     dot, results = Float32(0), []
     for g, u, da in zip(gates, ups, grads, strict=True):
-        parts, wda = gate(g), weight * da
-        a = parts.silu_times(u)
-        dot = ptx.fma(da, a, dot)
-        results.append((parts.dsilu_times(wda * u), parts.silu_times(wda), a))
+        results.append(dswiglu(g, u, da, weight, deep))
+        dot = ptx.fma(da, results[-1][2], dot)
     dg, du, a = (list(column) for column in zip(*results, strict=True))
     return dg, du, a, dot
 
