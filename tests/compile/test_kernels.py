@@ -145,6 +145,14 @@ def test_functions_that_return_mx_tensors() -> None:
     assert counter.frame_count == 1
 
 
+def test_the_layer_as_an_op() -> None:
+    layer = make_layer(D=32, H=32)
+    function, counter = compiled(lambda *args: torch.ops.mx.moe_mlp(*args, recipe="mxfp8"))
+    for a, b in zip(layer.run(function), layer.run(mk.moe_mlp), strict=True):
+        assert torch.equal(a, b)
+    assert counter.frame_count == 1
+
+
 def test_differentiable_ops_alone() -> None:
     layer = make_layer(D=32, H=32)
     slot_of, token_of, offs = mk.route(layer.ids, 4)

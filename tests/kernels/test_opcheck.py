@@ -1,5 +1,6 @@
 """torch.library.opcheck of every torch.ops.mx op: schema, fake, autograd registration, dynamic shapes."""
 
+import mx_kernels
 import pytest
 import torch
 from mx_core import MXFP8_E4M3, MXINT8, ElementFormat, quantize, reference
@@ -27,6 +28,10 @@ def mx(*shape: int, axis: int, format: ElementFormat = MXINT8) -> tuple[torch.Te
 
 def plain(*shape: int) -> tuple[torch.Tensor, None, str]:
     return rand(*shape), None, "bf16"
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return rand(*shape, dtype=torch.float32).requires_grad_()
 
 
 def real_rows(x: torch.Tensor) -> torch.Tensor:
@@ -82,10 +87,17 @@ SAMPLES = {
     ],
 }  # fmt: skip
 
+#: Ops that are functions of the others, differentiable; mxint8 because test_schema cannot compare float8 tensors.
+COMPOSITES = {
+    "moe_mlp": ((leaf(T, D), IDS, leaf(T, k), leaf(E, 2 * H, D), leaf(E, D, H)), {"recipe": "mxint8"}),
+    "mx_linear": ((leaf(5, D), leaf(H, D)), {"recipe": "mxint8"}),
+    "mx_grouped_mm": ((leaf(E, 7, D), leaf(E, D, H)), {"recipe": "mxint8"}),
+}
+
 
 def test_every_op_has_a_sample() -> None:
     defined = {name.split("::")[1].split(".")[0] for name in LIBRARY._op_defs}
-    assert defined == set(SAMPLES)
+    assert defined == {*SAMPLES, *COMPOSITES}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +115,11 @@ def test_opcheck(op: str, arguments: tuple) -> None:
     torch.library.opcheck(getattr(torch.ops.mx, op).default, arguments, test_utils=tests)
 
 
+@pytest.mark.parametrize("op", COMPOSITES)
+def test_opcheck_of_composites(op: str) -> None:
+    torch.library.opcheck(getattr(torch.ops.mx, op).default, *COMPOSITES[op])
+
+
 @pytest.mark.parametrize(
     "op", ["quantize", "gather_quantize", "swiglu_quantize", "dswiglu", "route", "gather"]
 )
@@ -114,3 +131,15 @@ def test_ops_without_a_formula_give_results_without_grad(op: str) -> None:
     results = getattr(torch.ops.mx, op)(*arguments)
     for result in results if isinstance(results, (tuple, list)) else (results,):
         assert not result.requires_grad
+
+
+def test_composite_ops_are_the_functions() -> None:
+    a, b = rand(20, D), rand(E, D, H)
+    assert torch.equal(
+        torch.ops.mx.mx_grouped_mm(a, b, offs=OFFS // 2), mx_kernels.mx_grouped_mm(a, b, offs=OFFS // 2)
+    )
+    layer = COMPOSITES["moe_mlp"][0]
+    for recipe in ("bf16", "mxfp8"):
+        assert torch.equal(
+            torch.ops.mx.moe_mlp(*layer, recipe=recipe), mx_kernels.moe_mlp(*layer, recipe=recipe)
+        )

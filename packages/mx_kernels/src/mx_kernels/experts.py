@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from mx_kernels.autograd import MoeMlp
 from mx_kernels.linear import check_float, in_autocast_dtype, prepared_parts
 from mx_kernels.ops.checks import MULTIPLE
+from mx_kernels.ops.library import define_composite
 from mx_kernels.problem import ID_DTYPES
 from mx_kernels.recipe import Recipe, as_recipe
 from mx_kernels.weights import PreparedWeights, prepare_weights
@@ -109,6 +110,13 @@ def _check_shapes(
             )
         )
     return E, D, H
+
+
+define_composite(
+    "moe_mlp(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w1, Tensor w2, *, str recipe='mxfp8', "
+    "str backend='auto') -> Tensor",
+    moe_mlp,
+)
 
 
 class MXExperts(nn.Module):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mx_kernels.autograd import GroupedLinear, GroupedOuter
 from mx_kernels.ops.checks import MULTIPLE, check_offs
+from mx_kernels.ops.library import define_composite
 from mx_kernels.problem import FLOAT_DTYPES
 from mx_kernels.recipe import Recipe, as_recipe
 from mx_kernels.weights import PreparedWeight
@@ -193,3 +194,13 @@ def _check_sizes(multiple: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if size % multiple != 0:
             raise ValueError(expected(name, f"a multiple of {multiple}", size))
+
+
+define_composite(
+    "mx_grouped_mm(Tensor mat_a, Tensor mat_b, *, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None, "
+    "str recipe='mxfp8', str backend='auto') -> Tensor",
+    mx_grouped_mm,
+)
+define_composite(
+    "mx_linear(Tensor x, Tensor w, *, str recipe='mxfp8', str backend='auto') -> Tensor", mx_linear
+)

@@ -30,3 +30,9 @@ def define(
     torch.library.register_fake(f"mx::{name}", fake, lib=LIBRARY)
     if not differentiable:
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def define_composite(schema: str, function: Callable[..., Any]) -> None:
+    """Define torch.ops.mx.<name> as a function of other ops: differentiable, and fake, because they are."""
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
