@@ -283,11 +283,13 @@ class NamedBarrier:
         self.generation = 0
         self.gather, self.settled = cta.cluster.order.clock(), cta.cluster.order.clock()
         self.predicates: dict[Warp, Any] = {}
-        self.reduction: tuple[int, bool, bool] = (0, True, False)
+        self.reduction = self.result = (0, True, False)
+        """Count, conjunction and disjunction of the votes so far; of the last complete round, which others may read late."""
         self.kind: str | None = None
 
     def complete(self) -> None:
         self.generation += 1
+        self.result = self.reduction
         self.threads, self.expected, self.kind = 0, None, None
         self.arrived.clear()
         self.counted.clear()
@@ -386,7 +388,7 @@ def barrier_reduce(
 
     def finish() -> None:
         W.acquire(barrier.settled)
-        popc, conjunction, disjunction = barrier.reduction
+        popc, conjunction, disjunction = barrier.result
         R[slot] = merge(m, {"popc": popc, "and": conjunction, "or": disjunction}[op], R[slot])
 
     if barrier.generation != generation:

@@ -239,7 +239,7 @@ def _halves(f, bits: int, *args: Value) -> Value:
 
 
 def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
-    """add, sub, mul, fma, div, sqrt, rcp. `opt` holds letters: z ftz, s sat, r relu."""
+    """add, sub, mul, fma, div, sqrt, rcp. `opt` holds letters: z ftz, s sat, r relu, q div.approx."""
     if ty == "f32x2":
         return _halves(lambda *v: arithmetic(op, "f32", mode, opt, *v), 32, *args)
     if ty.endswith("16x2"):
@@ -261,6 +261,8 @@ def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
         r = _fma(x[0], x[1], x[2], ty, mode)
     elif op == "div":
         r = _divide(x[0], x[1], ty, mode)
+        if "q" in opt:
+            r = np.where((np.abs(x[1]) > 2.0**126) & np.isfinite(x[1]), x[0] * 0, r).astype(r.dtype)
     elif op == "rcp":
         r = _divide(np.ones(1, x[0].dtype), x[0], ty, mode)
     elif op == "sqrt":

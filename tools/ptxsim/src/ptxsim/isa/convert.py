@@ -89,7 +89,7 @@ def _int_to_int(e: Emitter, dst: str, src: str, sat: bool, source: str, register
     """Results narrower than their register are extended by their own sign."""
     value = e.val(source, WIDTH[src])
     if sat:
-        if dst in ("s8", "s16") and register == 16:
+        if dst == "s8" and register == 16:
             raise refuse(
                 e.ins,
                 f"cvt.sat.{dst} into a 16-bit register (hardware keeps sign bits above it) is not modelled",

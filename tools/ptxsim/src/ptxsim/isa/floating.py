@@ -69,10 +69,10 @@ def min_max(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 def divide(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
-    """div.approx and div.full are rounded exactly here; the hardware is within 2 ulp."""
+    """div.approx and div.full are rounded exactly here; the hardware is within 2 ulp. div.approx by more than 2^126 is 0."""
     approximate = mods.one_of("approx", "full", default=None)
     mode = "rn" if approximate else mods.pick(*ROUNDING)
-    options = _options(mods)
+    options = _options(mods) + ("q" if approximate == "approx" else "")
     ty = mods.type()
     if ty not in ("f32", "f64"):
         raise refuse(ins, f"div of .{ty} is not modelled")

@@ -221,8 +221,7 @@ def cp_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if len(rest) > 1 + hint:
         raise refuse(ins, "operand count")
     source_size = e.val(rest[0]) if len(rest) > hint else "None"
-    if e.is_register(rest[0]) and e.register_type(rest[0]) == "pred" if rest else False:
-        raise refuse(ins, "ignore-src predicate is not modelled")
-    e.emit(
-        f"copy_async(W, {e.addr(dst)}, {e.addr(src)}, {int(size, 0)}, {source_size}, {e.mask}, {ins.site})"
-    )
+    n = int(size, 0)
+    if len(rest) > hint and e.is_register(rest[0]) and e.register_type(rest[0]) == "pred":
+        source_size = f"select({e.val(rest[0])}, 0, {n})"  # ignore-src: zeros instead of the source
+    e.emit(f"copy_async(W, {e.addr(dst)}, {e.addr(src)}, {n}, {source_size}, {e.mask}, {ins.site})")
