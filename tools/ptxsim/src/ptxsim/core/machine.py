@@ -189,6 +189,9 @@ class Machine:
             if random:
                 rng.shuffle(warps)  # type: ignore[arg-type]
             for warp in warps:
+                groups = warp.groups
+                if len(groups) == 1 and groups[0].wait is not None and not groups[0].wait.ready():
+                    continue
                 if random and self._rests(warp):
                     moved = moved or self._can_move(warp)
                     continue
@@ -263,7 +266,7 @@ class Machine:
                         else:
                             assert self.program is not None
                             line = self.program.translation.lines[group.block]
-                            state = f"at {self.describe_line(line)}; last wait: {warp.last_wait or 'none'}"
+                            state = f"at {self.describe_line(line)}; last wait: {warp.last_wait.text() if warp.last_wait else 'none'}"
                         out.append(f"  {warp.name} ({lanes} lanes) {state}")
                 for offset, barrier in sorted(cta.mbarriers.items()):
                     out.append(f"  {cta.name} mbarrier {offset:#x}: {barrier.state()}")
@@ -358,17 +361,16 @@ class Machine:
             if kind is int:
                 if result >= 0:
                     group.block = result
-                else:
-                    self._exit_group(W, group)
-                    if not groups:
-                        return True
+                    continue
+                self._exit_group(W, group)
+                if not groups:
+                    return True
             elif kind is tuple:
                 taken, rest, target, fall = result
                 group.block, group.mask = fall, rest
                 groups.append(Group(target, taken))
             elif kind is Wait:
-                group.wait = result
-                W.last_wait = result.text()
+                group.wait = W.last_wait = result
                 if trace:
                     trace.wait(W, result)
             else:

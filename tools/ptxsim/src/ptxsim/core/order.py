@@ -60,9 +60,8 @@ class Order:
         log = self.logs[actor]
         if isinstance(log, dict):
             entry = log.get(clock, "?")
-            lines = sorted(entry) if isinstance(entry, set) else [entry]
+            lines = sorted(entry, key=str) if isinstance(entry, set) else [entry]
         else:
             lines = [log[clock - 1]] if 0 < clock <= len(log) else ["?"]
-        return f"{self.names[actor]}, " + " or ".join(
-            self.describe_line(x) if isinstance(x, int) else str(x) for x in lines
-        )
+        sites = sorted({self.describe_line(x) if isinstance(x, int) else str(x) for x in lines})
+        return f"{self.names[actor]}, " + " or ".join(sites)

@@ -150,7 +150,7 @@ class Warp:
         self.spurious: int | None = None
         self.laziness: float | None = None
         self.unfenced_inits: list[Any] = []
-        self.last_wait = ""
+        self.last_wait: Wait | None = None
 
         self.log: list[int] = []
         self.actor = self.cluster.order.actor(self.name, self.log)

@@ -81,21 +81,24 @@ class _Landing:
         self, W: Warp, targets: list[tuple[CTA, int, int]], index: Any, size: int, line: int, what: str
     ):
         """`index(cta, offset)`: bytes written, as a slice or an array of 16-byte chunk offsets."""
-        self.machine, self.size, self.where = W.machine, size, f"{what} by {who(W, line)}"
+        self.warp, self.size, self.line, self.what = W, size, line, what
         self.barriers: list[tuple[MBarrier, int]] = []
         clock = W.current()
         for cta, offset, barrier_address in targets:
             barrier = find_mbarrier(W, barrier_address, line, asynchronous=True)
             self.barriers.append((barrier, barrier.phase))
-            epoch = barrier.note(f"{what} by {W.name}, {W.machine.describe_line(line)}")
+            epoch = barrier.note(self)
             if cta.shadow:
-                cta.shadow.write(
-                    clock, 1, index(cta, offset), 16, barrier.actor, epoch, line, f"{what} by {W.name}"
-                )
+                accessor = f"{what} by {W.name}"
+                cta.shadow.write(clock, 1, index(cta, offset), 16, barrier.actor, epoch, line, accessor)
+
+    def __str__(self) -> str:
+        """For reports; formatted only when there is one."""
+        return f"{self.what} by {who(self.warp, self.line)}"
 
     def arrived(self) -> None:
         for barrier, phase in self.barriers:
-            barrier.complete(self.machine, self.size, phase, self.where)
+            barrier.complete(self.warp.machine, self.size, phase, self)
 
 
 # ------------------------------------------------------------------ TMA tensors
@@ -442,7 +445,7 @@ def bulk_shared(W: Warp, dst: Value, src: Value, size: Value, barrier: Value, m:
         _check_bulk(W, o, targets[0][1], n, line)
         landing_barrier = find_mbarrier(W, lane(barrier, i), line, asynchronous=True)
         if cta.shadow:
-            epoch = landing_barrier.note(f"bulk copy by {W.name}, {W.machine.describe_line(line)}")
+            epoch = landing_barrier.note(f"bulk copy by {who(W, line)}")
             cta.shadow.read(
                 W.current(),
                 1,
