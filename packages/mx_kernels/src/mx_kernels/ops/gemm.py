@@ -126,99 +126,47 @@ def _check_scale(
         raise ValueError(expected(name, f"blocked scales of shape {tuple(shape)}", "None"))
 
 
+# fmt: off
 def _grouped_gemm(
-    gemm_mode,
-    a,
-    a_scale,
-    a_format,
-    b,
-    b_scale,
-    b_format,
-    offs,
-    out_dtype,
-    row_map: Any = "aligned",
-    backend="auto",
+    gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, out_dtype, row_map: Any = "aligned", backend="auto"
 ):
     run = registry.bind(
-        "grouped_gemm",
-        backend,
-        a.device,
-        GemmProblem,
-        gemm_mode,
-        a_format,
-        b_format,
-        out_dtype,
-        row_map,
-        offs is not None,
+        "grouped_gemm", backend, a.device, GemmProblem,
+        gemm_mode, a_format, b_format, out_dtype, row_map, offs is not None,
     )
     _checked_shape(_remembered_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     return run(a, a_scale, b, b_scale, offs, None)
 
 
 def _grouped_gemm_fake(
-    gemm_mode,
-    a,
-    a_scale,
-    a_format,
-    b,
-    b_scale,
-    b_format,
-    offs,
-    out_dtype,
-    row_map: Any = "aligned",
-    backend="auto",
+    gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, out_dtype, row_map: Any = "aligned", backend="auto"
 ):
     GemmProblem(gemm_mode, a_format, b_format, out_dtype, row_map, offs is not None)
-    shape = _checked_shape(
-        _expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
-    )
+    shape = _checked_shape(_expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     return a.new_empty(shape, dtype=out_dtype)
 
 
 def _grouped_gemm_out(
-    gemm_mode,
-    a,
-    a_scale,
-    a_format,
-    b,
-    b_scale,
-    b_format,
-    offs,
-    out,
-    accumulate=False,
-    row_map: Any = "aligned",
+    gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, out, accumulate=False, row_map: Any = "aligned",
     backend="auto",
 ):
     run = registry.bind(
         "grouped_gemm", backend, a.device, GemmProblem,
         gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate,
-    )  # fmt: skip
-    shape = _checked_shape(
-        _remembered_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
     )
+    shape = _checked_shape(_remembered_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
     run(a, a_scale, b, b_scale, offs, out)
 
 
 def _grouped_gemm_out_fake(
-    gemm_mode,
-    a,
-    a_scale,
-    a_format,
-    b,
-    b_scale,
-    b_format,
-    offs,
-    out,
-    accumulate=False,
-    row_map: Any = "aligned",
+    gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, out, accumulate=False, row_map: Any = "aligned",
     backend="auto",
 ):
     GemmProblem(gemm_mode, a_format, b_format, out.dtype, row_map, offs is not None, accumulate)
-    shape = _checked_shape(
-        _expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map
-    )
+    shape = _checked_shape(_expected_shapes, gemm_mode, a, a_scale, a_format, b, b_scale, b_format, offs, row_map)
     check_tensor("out", out, shape, FLOAT_DTYPES, a.device)
+# fmt: on
 
 
 #: `gemm_mode`, not `mode`: torch.compile wraps ops that write to an argument in one that has a `mode` of its own.
