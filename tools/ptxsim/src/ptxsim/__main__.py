@@ -66,9 +66,11 @@ def main(argv: list[str] | None = None) -> int:
         except SystemExit as e:
             code = e.code if isinstance(e.code, int) else int(e.code is not None)
     for record in gpu.launches:
-        config = record.config
+        config, n = record.config, record.instructions
+        speed = n / max(record.seconds, 1e-9) / 1e6
+        print(f"launch {record.name[:70]}: grid {config.grid} cluster {config.cluster}")
         print(
-            f"launch {record.name[:70]}: grid {config.grid} cluster {config.cluster}, {record.instructions} warp instructions"
+            f"  {n} warp instructions in {record.seconds:.3f} s of processor time, {speed:.2f} million a second"
         )
     if recorder is not None:
         recorder.write(args.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class LaunchRecord:
     config: LaunchConfig
     instructions: int = 0
     seconds: float = 0.0
+    """Processor time of the emulation."""
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -113,7 +115,7 @@ class Machine:
         self.param_address = param_address
         self.counts = {}
         record = LaunchRecord(program.kernel_name, config)
-        start = self.instructions
+        start, started = self.instructions, time.process_time()
         if self.trace:
             self.trace.begin(self, record)
         try:
@@ -121,6 +123,7 @@ class Machine:
         finally:
             self.engine.pending.clear()
             record.instructions = self.instructions - start
+            record.seconds = time.process_time() - started
             record.counts = self.counts
             self.launches.append(record)
             if self.trace:

@@ -6,8 +6,6 @@ from hardware. Operations of one warp complete in order, as pipelined tcgen05 in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,16 +27,22 @@ REGISTER_POISON = 0xFFFFFFFF
 
 
 # ------------------------------------------------------------------ ordering
-@contextmanager
-def stream_clock(W: Warp, stream: Stream) -> Iterator[Clock]:
-    """The warp's clock, with everything the stream itself did counted as ordered."""
-    clock = W.current()
-    saved = clock.v[:, stream.actor].copy()
-    clock.v[:, stream.actor] = _ORDERED
-    try:
-        yield clock
-    finally:
-        clock.v[:, stream.actor] = saved
+class stream_clock:
+    """`with stream_clock(W, stream) as clock`: the warp's clock, with all that the stream itself did counted as ordered."""
+
+    __slots__ = ("actor", "clock", "saved")
+
+    def __init__(self, W: Warp, stream: Stream):
+        self.clock, self.actor = W.current(), stream.actor
+
+    def __enter__(self) -> Clock:
+        v = self.clock.v
+        self.saved = v[0, self.actor], v[1, self.actor]
+        v[:, self.actor] = _ORDERED
+        return self.clock
+
+    def __exit__(self, *exc: object) -> None:
+        self.clock.v[0, self.actor], self.clock.v[1, self.actor] = self.saved
 
 
 @lru_cache(maxsize=4096)
@@ -179,7 +183,12 @@ def tmem_load(
             cta.tmem_shadow.read(clock, 0, index, stream.actor, epoch, line, f"tcgen05.ld by {W.name}")
 
     def land() -> None:
-        values = tmem[rows, columns].astype(np.uint64)
+        if shape == "32x32b":
+            low = int(rows[0, 0])
+            block = tmem[low : low + 32, column : column + len(rows)]
+            values = np.ascontiguousarray(block.T).astype(np.uint64)
+        else:
+            values = tmem[rows, columns].astype(np.uint64)
         if packed:
             values = (values[0::2] & U64(0xFFFF)) | (values[1::2] & U64(0xFFFF)) << U64(16)
         for slot, value in zip(slots, values, strict=True):

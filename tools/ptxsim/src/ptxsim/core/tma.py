@@ -175,10 +175,13 @@ def _region(t: TensorMap, rows: int) -> Any:
     return index
 
 
-def _read_box(t: TensorMap, coordinates: list[int]) -> Array:
+def _read_box(t: TensorMap, clipped: tuple | None) -> Array:
     """Bytes of the box, [rows, inner_bytes], out-of-bounds elements filled."""
+    if clipped is not None and clipped[1] == tuple(t.box[::-1]) and not t.tf32:
+        address, shape, strides, _ = clipped
+        box = hostmem.strided(address, shape, strides, _UINT[t.element])
+        return np.ascontiguousarray(box).view(np.uint8).reshape(-1, t.inner_bytes)
     box = np.full(t.box[::-1], t.fill(), dtype=_UINT[t.element])
-    clipped = _clip(t, coordinates)
     if clipped is not None:
         address, shape, strides, inside = clipped
         data = hostmem.strided(address, shape, strides, _UINT[t.element])
@@ -226,17 +229,17 @@ def _start_load(
     if gather and (t.rank != 2 or t.box[1] != 1):
         raise Fault(f"gather4 needs a rank-2 map with a box of one row: {who(W, line)}")
     rows = t.rows * len(boxes)
-    for box in boxes:
-        clipped = _clip(t, box)
-        if clipped is not None:
-            _check_span(W, t, clipped, "TMA load", line)
+    parts = [_clip(t, box) for box in boxes]
+    for part in parts:
+        if part is not None:
+            _check_span(W, t, part, "TMA load", line)
     landing = _Landing(W, targets, _region(t, rows), t.inner_bytes * rows, line, "TMA load")
     machine = W.machine
     machine.count("tma_load", 1)
     machine.count_bytes("tma_load", t.address, t.inner_bytes * rows * len(targets))
 
     def land() -> None:
-        data = np.concatenate([_read_box(t, box) for box in boxes]) if gather else _read_box(t, boxes[0])
+        data = np.concatenate([_read_box(t, part) for part in parts]) if gather else _read_box(t, parts[0])
         for cta, offset, _ in targets:
             _store_rows(t, cta, offset, data)
         landing.arrived()
