@@ -4,7 +4,7 @@ import pytest
 import torch
 from mx_core import RowMap
 from mx_kernels import arch
-from support.bounds import assert_sum_error
+from support.bounds import SAMPLE, assert_sum_error
 from support.gemm_data import GROUP_SIZES, offs_of
 
 from kernels.sm90.gemm_cases import OPS, Gemm
@@ -26,25 +26,27 @@ MANY = {"C13 first": [4096, *[0] * 31], "C13 ones": [4065, *[1] * 31], "C13 smal
 @pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3), (E5M2, E4M3)], ids=str)
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
 def test_exact_and_repeatable(mode, formats, sizes):
-    """Bitwise right, and bitwise the same in every one of 50 runs, into poisoned memory each time."""
+    """Bitwise right, into poisoned memory each time; C13: in every one of 50 runs."""
     for row_map in RowMap:
         if mode == "wgrad" and formats != BF16 and row_map is RowMap.COMPACT:
             continue
         case = Gemm(mode, tuple(sizes), 272, 208, formats, row_map, torch.float32)
         a, b = case.operands()
         want = case.expected(a, b).float()
-        for _ in range(50 if row_map is RowMap.ALIGNED else 3):
+        for _ in range(50 if tuple(sizes) in map(tuple, MANY.values()) else 3):
             assert torch.equal(case.run(a, b, device="cuda"), want)
 
 
 @pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3)], ids=str)
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
 def test_random_operands_within_the_measured_bound(mode, formats):
+    """The yardstick is the largest error of 48 x 48 sums, so it is held against as many; exact tests see them all."""
     case = Gemm(mode, (700, 0, 33, 1024), 512, 768, formats, out_dtype=torch.float32)
     a, b = case.operands(exact=False)
     got = case.run(a, b, device="cuda")
     for a_MK, b_NK, where in case.products(a, b):
-        assert_sum_error(got[where], a_MK, b_NK)
+        m, n = (torch.linspace(0, len(x) - 1, min(SAMPLE, len(x))).long() for x in (a_MK, b_NK))
+        assert_sum_error(got[where][m][:, n], a_MK[m], b_NK[n])
 
 
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])

@@ -140,6 +140,9 @@ class GemmKey:
 def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -> TileConfig:
     """The tile for a problem of this size, from what the host knows: all rows, not how they fall into groups.
 
+    Chosen from the tables in docs/sm90_gemm.md: fast in equal groups without wasting much on groups that end inside a
+    tile.
+
     Args:
         mode: "fprop", "dgrad" or "wgrad".
         scaled: whether the operands are MXFP8.
@@ -147,12 +150,16 @@ def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -
         groups: how many.
         columns: of the output.
     """
-    few_rows = mode != "wgrad" and rows <= 192 * groups
+    few_rows = rows <= 192 * groups
     if scaled:
-        return TileConfig(128 if few_rows else 256, 128)
-    if few_rows:
-        return TileConfig(128, 256 if columns >= 256 else 128)
-    return TileConfig(256, 128, cluster_n=2 if -(-columns // 128) % 2 == 0 else 1)
+        if mode != "wgrad" and few_rows:
+            return TileConfig(128, 128)
+        return TileConfig(256, 128, cluster_n=2 if -(-columns // 128) % 2 == 0 else 1)
+    if mode == "wgrad":
+        if few_rows:
+            return TileConfig(128, 128, cluster_m=2)
+        return TileConfig(128, 256, cluster_m=2) if columns % 256 == 0 else TileConfig(256, 128)
+    return TileConfig(128, 256, cluster_m=1 if few_rows else 2)
 
 
 def why_impossible(key: GemmKey) -> str | None:
