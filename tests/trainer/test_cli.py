@@ -38,7 +38,6 @@ def refused(capsys, tmp_path, *args: str) -> str:
         ("--steps=0", "--steps must be at least 1, got 0"),
         ("--batch=-1", "--batch must be at least 1, got -1"),
         ("--warmup=600 --steps=500", "--warmup must be below --steps, got 600 and 500"),
-        ("--schedule=wsd --warmup=90 --steps=100", "must fit into --steps"),
         ("--dropout=1.0", "--dropout must be in [0, 1), got 1.0"),
         ("--lr=0", "--lr must be positive, got 0.0"),
         ("--min-lr=2", "--min-lr is a fraction"),

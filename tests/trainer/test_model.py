@@ -68,7 +68,9 @@ def test_no_look_ahead(small):
     changed[0, 20:] = (changed[0, 20:] + 1) % 64
     with torch.no_grad():
         a, b = model(tokens).logits, model(changed).logits
-    torch.testing.assert_close(a[:, :20], b[:, :20], rtol=1e-5, atol=1e-6)  # other groups, other orders of sums
+    torch.testing.assert_close(
+        a[:, :20], b[:, :20], rtol=1e-5, atol=1e-6
+    )  # other groups, other orders of sums
     assert (a[:, 20:] - b[:, 20:]).abs().amax(-1).min() > 1e-3
 
 

@@ -28,6 +28,12 @@ def test_wsd():
     assert drops == pytest.approx([0.1] * 20)
 
 
+def test_wsd_without_room_for_both_is_a_triangle():
+    cfg = OptimConfig(steps=11, warmup=10, lr=1.0, min_lr=0.0, schedule="wsd", decay_fraction=1.0)
+    want = [min((s + 1) / 10, (10 - s) / 11) for s in range(11)]
+    assert [lr_at(s, cfg) for s in range(11)] == pytest.approx(want)
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "wsd"])
 def test_one_step_and_no_warmup(schedule):
     cfg = OptimConfig(steps=1, warmup=0, schedule=schedule)

@@ -33,18 +33,18 @@ def lr_at(step: int, cfg: OptimConfig) -> float:
     """Learning rate of step `step`, counted from 0.
 
     Both schedules rise linearly over `warmup` steps to `lr` and end, at step `steps - 1`, at `min_lr * lr`: `cosine`
-    along half a cosine, `wsd` (arXiv 2404.06395) constant and then linearly over the last `decay_fraction`.
+    along half a cosine, `wsd` (arXiv 2404.06395) constant and then linearly over the last `decay_fraction` of the
+    steps. In a run so short that the two overlap, the lower one counts.
     """
-    if step < cfg.warmup:
-        return cfg.lr * (step + 1) / cfg.warmup
+    warm = (step + 1) / cfg.warmup if step < cfg.warmup else 1.0
     last = max(cfg.steps - 1, 1)
     if cfg.schedule == "cosine":
-        progress = (step - cfg.warmup) / max(last - cfg.warmup, 1)
+        progress = max(step - cfg.warmup, 0) / max(last - cfg.warmup, 1)
         shape = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     else:
         decay_steps = max(round(cfg.steps * cfg.decay_fraction), 1)
         shape = min(1.0, max(0.0, (last - step) / decay_steps))
-    return cfg.lr * (cfg.min_lr + (1 - cfg.min_lr) * shape)
+    return cfg.lr * min(warm, cfg.min_lr + (1 - cfg.min_lr) * shape)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

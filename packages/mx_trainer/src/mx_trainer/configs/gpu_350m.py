@@ -6,7 +6,7 @@ CONFIG = Config(
     preset="gpu_350m",
     model=ModelConfig(layers=12, width=768, heads=12, block=1024, experts=32, top_k=4, expert_width=384),
     data=DataConfig(data="site-packages"),
-    optim=OptimConfig(steps=1500, batch=64, accumulate=1, lr=1e-3, warmup=150, schedule="wsd"),
+    optim=OptimConfig(steps=1500, batch=64, accumulate=1, lr=1e-3, warmup=150),
     compile=True,
     eval_every=100,
     eval_tokens=1 << 20,

@@ -6,7 +6,7 @@ CONFIG = Config(
     preset="gpu_50m",
     model=ModelConfig(layers=10, width=384, heads=6, block=512, experts=16, top_k=2, expert_width=256),
     data=DataConfig(data="site-packages"),
-    optim=OptimConfig(steps=2000, batch=64, accumulate=1, lr=2e-3, warmup=100, schedule="wsd"),
+    optim=OptimConfig(steps=2000, batch=64, accumulate=1, lr=2e-3, warmup=100),
     compile=True,
     eval_every=100,
     eval_tokens=1 << 20,
