@@ -197,6 +197,9 @@ class Machine:
                     continue
                 if random and self._rests(warp):
                     moved = moved or self._can_move(warp)
+                    if engine.pending and rng.random() < 0.2:  # the others' copies and products go on meanwhile
+                        engine.step()
+                        moved = True
                     continue
                 budget = int(rng.integers(1, 80)) if random else self._slice
                 if self._step(warp, budget):
@@ -216,7 +219,7 @@ class Machine:
     def _rests(self, warp: Warp) -> bool:
         """Warps have speeds of their own, redrawn now and then: a slow one lets others run far ahead of it."""
         rng = self.rng
-        if warp.laziness is None or rng.random() < 0.01:
+        if warp.laziness is None or rng.random() < 0.004:
             warp.laziness = float(rng.choice(_LAZINESS))
         return rng.random() < warp.laziness
 
