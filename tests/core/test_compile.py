@@ -68,6 +68,7 @@ def test_inductor_gives_the_same_bytes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("format", "rounding"),
     list(zip(FORMATS.values(), itertools.cycle(ScaleRounding), strict=False)),

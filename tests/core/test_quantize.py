@@ -146,6 +146,7 @@ class TestCases:
         assert codes_of(mixed)[16:32].unique().tolist() == [0x38]
 
     @pytest.mark.slow
+    @pytest.mark.timeout(1200)
     def test_c09_past_2_to_31_elements(self) -> None:
         """bf16 (65537, 32768), in chunks of rows, as a CPU of 16 GB can."""
         rows, cols, step = 65537, 32768, 1 << 13
