@@ -90,11 +90,12 @@ class GPU:
         start = -raw.ctypes.data % 128
         raw[start : start + len(params)] = np.frombuffer(params, np.uint8)
         address = int(raw.ctypes.data + start)
-        found: buffers.Buffers | None = {**known, **self._registered}
+        known = {**known, **self._registered}
+        found: buffers.Buffers | None = known
         # A tensor map may be based outside its tensor, so parameters are looked at only if the call does not tell all.
         if not (known and all(complete for _, complete in self._calls)):
             parts = [params[p.offset : p.offset + p.size] for p in program.kernel.params]
-            found = buffers.resolve_pointers(parts, found)
+            found = buffers.resolve_pointers(parts, known)
         if found is not None:
             found = dict(found)
             found["kernel parameters"] = (address, address + len(params) + 128)

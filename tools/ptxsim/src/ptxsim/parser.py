@@ -285,8 +285,9 @@ def parse_body(kernel: Kernel, files: dict[int, str] | None = None) -> list[Inst
         if statement.startswith("."):
             _declare(statement, scope, kernel)
         else:
-            items.append(_parse_instruction(scope.write_out_vectors(statement), line, source, scope))
-            items[-1].site = len(items)
+            instruction = _parse_instruction(scope.write_out_vectors(statement), line, source, scope)
+            items.append(instruction)
+            instruction.site = len(items)
         line += text.count("\n", pos, end)
         pos = end + 1
 

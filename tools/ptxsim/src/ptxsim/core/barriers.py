@@ -53,7 +53,7 @@ class MBarrier:
         self.fenced = False
         """The init is visible to the async proxy: its warp executed fence.mbarrier_init or fence.proxy.async."""
 
-    def note(self, site: str) -> int:
+    def note(self, site: object) -> int:
         """Clock value of asynchronous accesses counted in the current phase."""
         self.log.setdefault(self.phase + 1, set()).add(site)
         return self.phase + 1
@@ -75,7 +75,7 @@ class MBarrier:
             )
         self.settle(machine)
 
-    def complete(self, machine: Machine, size: int, phase: int, where: str) -> None:
+    def complete(self, machine: Machine, size: int, phase: int, where: object) -> None:
         """Asynchronous bytes arrive; they belong to the phase in which their copy was issued."""
         if self.phase != phase:
             raise Fault(

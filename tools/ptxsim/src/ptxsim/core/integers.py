@@ -158,10 +158,11 @@ _PERMUTE_MODES = {
 def permute_bytes(a: Value, b: Value, c: Value, mode: str | None) -> Value:
     """prmt: four bytes chosen from the eight of b:a."""
     if mode is not None:
+        pick = _PERMUTE_MODES[mode]
 
         def one(a: int, b: int, c: int) -> int:
             pair = (b << 32) | a
-            return sum((pair >> 8 * _PERMUTE_MODES[mode](i, c & 3) & 255) << 8 * i for i in range(4))
+            return sum((pair >> 8 * pick(i, c & 3) & 255) << 8 * i for i in range(4))
 
         return per_lane(one, a, b, c)
     if not any(type(v) is Array for v in (a, b, c)):

@@ -48,13 +48,13 @@ def _check_shared(cta: CTA, offset: int, size: int, W: Warp, line: int, what: st
         )
 
 
-def _by_cta(W: Warp, a: Array) -> list[tuple[CTA, Array, Array]]:
+def _by_cta(W: Warp, a: Array) -> list[tuple[CTA, Any, Array]]:
     """Lane-varying shared addresses grouped by CTA: (CTA, lane positions, offsets)."""
     ranks = a >> U64(RANK_SHIFT)
     offsets = (a & U64(OFFSET_MASK)).astype(np.int64)
     if not count_true(ranks != ranks[0]):
         return [(shared_location(W, int(a[0]))[0], slice(None), offsets)]
-    out = []
+    out: list[tuple[CTA, Any, Array]] = []
     for r in np.unique(ranks):
         at = np.flatnonzero(ranks == r)
         out.append((shared_location(W, int(a[at[0]]))[0], at, offsets[at]))

@@ -3,11 +3,12 @@
 The layout was found by encoding maps with one parameter varied at a time and reading the bytes:
 words 0–1 address; word 2 [6:4] rank-1, [10:7] type, [12:11] interleave, [14:13] swizzle, 15 NaN fill, 16 tf32,
 [18:17] L2 promotion; words 3–6 strides/16 with their high bits in word 7; words 8–12 sizes-1; word 13 [31:24] box0-1,
-low bits element strides-1; word 14 bytes box1…4 -1.
+low bits element strides-1; word 14 bytes box1…4 -1; the driver also writes the box's bytes (16) and its alignment (18).
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -42,7 +43,9 @@ class TensorMap:
     def __init__(self, raw: bytes):
         w = struct.unpack_from("<16I", raw)
         flags = w[2]
-        if flags & 15 != 2:
+        if (
+            flags & 15 not in (0, 2) or not w[0] | w[1]
+        ):  # the driver's encoding, and that of the DSL's host code
             raise Fault(
                 f"TMA: the 128 bytes at the descriptor's address are not a tensor map (word 2 is {flags:#x})"
             )
@@ -123,8 +126,8 @@ def encode_tiled(
     w = [0] * 32
     w[0], w[1] = address & M32, address >> 32 & M32
     w[2] = (
-        2 | len(sizes) - 1 << 4 | field << 7 | interleave << 11 | swizzle << 13 | nan_fill << 15 | tf32 << 16
-        | l2_promotion << 17 | 1 << 21
+        len(sizes) - 1 << 4 | field << 7 | interleave << 11 | swizzle << 13 | nan_fill << 15 | tf32 << 16
+        | l2_promotion << 17
     )  # fmt: skip
     for i, x in enumerate(strides):
         w[3 + i] = x >> 4 & M32
@@ -136,6 +139,8 @@ def encode_tiled(
         w[13] |= x - 1 << 3 * i
     for i, x in enumerate(box[1:]):
         w[14] |= x - 1 << 8 * i
+    w[16] = math.prod(box) * _TYPES[field][0] // 8
+    w[18] = {0: 16, 1: 256, 2: 512, 3: 1024}[swizzle]
     return struct.pack("<32I", *w)
 
 

@@ -323,7 +323,7 @@ def _tensor_writer(t: TensorMap, boxes: list[list[int]], op: str | None) -> Any:
 def reduce_arrays(op: str, ty: str, old: Array, new: Array) -> Array:
     """Element-wise reduction on bit patterns of type `ty`."""
     if ty in _FLOAT and op == "add":
-        x, y = (np.ascontiguousarray(v).view(_FLOAT[ty]) for v in (old, new))
+        x, y = (np.ascontiguousarray(v).view(_FLOAT[ty]).astype(np.float64) for v in (old, new))
         r = (x + y).astype(_FLOAT[ty])  # two bf16 or f16 summed in f32: rounding twice is harmless
         canonical = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}.get(ty)
         bits = r.view(old.dtype)

@@ -59,7 +59,7 @@ _FIRST_ADDRESS = 1 << 20
 
 def _pointer_words(data: bytes) -> set[int]:
     """8-byte words of one parameter that may be pointers; of a tensor map only its address counts (its tail is garbage)."""
-    if len(data) == 128 and data[8] & 15 == 2:
+    if len(data) == 128:
         data = data[:8]
     return {int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) - 7, 8)}
 
