@@ -73,8 +73,8 @@ def wgmma_step(
 
     # NaN and infinity follow IEEE; an operand that is not finite makes every output it enters not finite (rule 5),
     # so the finite outputs never see the zeros put in its place.
-    finite = np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()
-    if not finite:
+    ieee = None
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all()):
         with np.errstate(invalid="ignore"):
             ieee = a @ np.swapaxes(b, -1, -2) + c
             ieee[_opposite_infinities(a, b, c)] = np.nan
@@ -87,7 +87,7 @@ def wgmma_step(
         else:
             grid = np.maximum(_exponent(total), _F32_MIN_EXPONENT) - RESULT_BITS[a_type]
             out = (np.ldexp(np.trunc(np.ldexp(total, -grid)), grid) + 0.0).astype(np.float32)  # + 0.0: no -0
-    if not finite:
+    if ieee is not None:
         bad = ~np.isfinite(ieee)
         out[bad] = ieee[bad]
         bits = out.view(CANONICAL_NAN[accumulator].dtype)
