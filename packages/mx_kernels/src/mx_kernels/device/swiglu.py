@@ -8,7 +8,6 @@ gate takes the deep form, exact to the same bound down to g = -131: e = 2^n·2^f
 numerator and denominator of s / (s + s·e) are scaled by a power of two s, by which the result is multiplied last.
 """
 
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 

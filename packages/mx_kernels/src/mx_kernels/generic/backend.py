@@ -227,7 +227,10 @@ class MemoryBoundBackend:
         plan = self._plan(_plan_swiglu, problem, h, *h.shape, offs.shape[0])
         out = plan.allocate(h.device)
         if plan.kernel is not None:
-            pointers = [t.data_ptr() for t in (h, plan.make_table(offs), *out)]
+            table = plan.make_table(
+                offs
+            )  # kept until the launch: an emulated one has no stream to order reuse
+            pointers = [t.data_ptr() for t in (h, table, *out)]
             launch(plan.kernel, h.device, *pointers, *[0] * (4 - len(pointers)), *plan.sizes)
         return out[0] if problem.format is None else out
 
@@ -252,7 +255,8 @@ class MemoryBoundBackend:
             pointers = [pointers[0], 0, 0, 0, pointers[1], 0]
         pointers += [0] * (6 - len(pointers))
         (shares,) = plan.allocate_scratch(da.device)
-        inputs = [t.data_ptr() for t in (da, h, slot_weights, plan.make_table(offs))]
+        table = plan.make_table(offs)  # kept until the launch
+        inputs = [t.data_ptr() for t in (da, h, slot_weights, table)]
         launch(plan.kernel, da.device, *inputs, *pointers, shares.data_ptr(), dw.data_ptr(), *plan.sizes)
         return out
 
@@ -310,7 +314,7 @@ def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=Fal
         weighted,
         compact,
         vector,
-        config.quantize_tile(bits, problem.orientation, weighted),
+        config.quantize_tile(bits, problem.orientation, source == "gather", weighted),
     )
 
 
@@ -345,7 +349,7 @@ def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned
     if rows > MAX_ROWS:
         raise ValueError(f"token_of: expected at most {MAX_ROWS} rows, got {rows}")
     kernel = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
-    band = min(config.GATHER_BAND, -(-cols // 128))
+    band = min(config.GATHER_QUANTIZE_BAND, -(-cols // 128))
     return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band))
 
 
@@ -421,7 +425,7 @@ def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups
     if rows == 0 or width == 0:
         return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
-    tile = config.dswiglu_tile(bits)
+    tile = config.dswiglu_tile(bits, columns)
     kernel = _kernel("swiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
     shares = ((tile.warps_over(width), rows), torch.float32)
     table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)

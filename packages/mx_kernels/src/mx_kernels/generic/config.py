@@ -24,11 +24,16 @@ class TileConfig:
         return -(-width // self.cols) * self.cols // (8 * self.lanes)
 
 
-def quantize_tile(element_bits: int, orientation: str, weighted: bool) -> TileConfig:
-    """Tile of a quantiser: bf16 in tiles of 32 × 64 a warp, fp32, which needs twice the registers, of 32 × 32."""
+def quantize_tile(element_bits: int, orientation: str, gather: bool, weighted: bool) -> TileConfig:
+    """Tile of a quantiser: bf16 in tiles of 32 × 64 a warp, fp32, which needs twice the registers, of 32 × 32.
+
+    Gathered rows wait for their index first and want more CTAs to hide it.
+    """
     if element_bits == 32:
-        return TileConfig(lanes=4, min_blocks=2 if not weighted else 1)
-    return TileConfig(lanes=8, min_blocks=3 if orientation == "dual" and not weighted else 2)
+        return TileConfig(lanes=4, min_blocks=1 if weighted else 2)
+    if not gather or weighted:
+        return TileConfig(lanes=8, min_blocks=2)
+    return TileConfig(lanes=8, min_blocks=3 if orientation == "dual" else 4)
 
 
 def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
@@ -38,17 +43,23 @@ def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
     return TileConfig(lanes=8, min_blocks=3 if quantized else 1)
 
 
-def dswiglu_tile(element_bits: int) -> TileConfig:
-    """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements."""
+def dswiglu_tile(element_bits: int, columns: bool) -> TileConfig:
+    """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements.
+
+    With the column copies, 128 registers (two CTAs of 256 threads) are a few too few, hence narrower CTAs and 168.
+    """
+    if columns and element_bits == 16:
+        return TileConfig(lanes=4, min_blocks=3, cols=32)
     return TileConfig(lanes=4, min_blocks=2 if element_bits == 16 else 1, cols=64)
 
 
 #: Plain gather.
-GATHER_TILE = TileConfig(lanes=8, min_blocks=4)
+GATHER_TILE = TileConfig(lanes=16, min_blocks=2)
 
 #: Columns of tiles walked side by side when rows are gathered: x is then read a slice of columns at a time, which stays in
 #: L2 while the experts' rows come back to it. A dense walk takes whole rows.
-GATHER_BAND = 2
+GATHER_BAND = 1
+GATHER_QUANTIZE_BAND = 2
 
 #: route: choices are counted and placed in chunks, one a CTA of ROUTE_THREADS; every CTA reads all chunks' counts.
 ROUTE_THREADS = 256
