@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import Fault
-from . import barriers, convert, floats, integers, memory, tcgen05, tensormap, tma, values, warpops, wgmma
+from . import (
+    barriers,
+    bulk,
+    convert,
+    copies,
+    floats,
+    integers,
+    memory,
+    tcgen05,
+    tensormap,
+    tma,
+    values,
+    warpops,
+    wgmma,
+)
 from .state import Warp, Yield
 
 
@@ -15,7 +29,7 @@ def raise_trap(W: Warp, line: int) -> None:
 
 def build() -> dict[str, Any]:
     names: dict[str, Any] = {"Yield": Yield, "raise_trap": raise_trap}
-    for module in (values, integers, memory, warpops, barriers, tensormap, tma, tcgen05, wgmma):
+    for module in (values, integers, memory, warpops, barriers, tensormap, copies, tma, bulk, tcgen05, wgmma):
         names.update({k: v for k, v in vars(module).items() if not k.startswith("_")})
     names.update(
         minmax=integers.minmax,
