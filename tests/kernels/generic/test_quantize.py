@@ -71,7 +71,7 @@ def test_fp32_maxima_where_a_division_rounds_wrong(gpu, rounding):
 
 
 def block(*values):
-    return torch.nn.functional.pad(torch.tensor(values), (0, 32 - len(values)))
+    return torch.nn.functional.pad(torch.tensor(values, dtype=torch.float32), (0, 32 - len(values)))
 
 
 NAN = float("nan")

@@ -31,7 +31,9 @@ def quantize_tile(element_bits: int, orientation: str, gather: bool, weighted: b
     """
     if element_bits == 32:
         return TileConfig(lanes=4, min_blocks=1 if weighted else 2)
-    if not gather or weighted:
+    if weighted:
+        return TileConfig(lanes=16, min_blocks=3)
+    if not gather:
         return TileConfig(lanes=8, min_blocks=2)
     return TileConfig(lanes=8, min_blocks=3 if orientation == "dual" else 4)
 
