@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .analysis import pending_registers, shared_granule
 from .core.values import UNDEF, UNDEF_PREDICATE
 from .errors import PtxsimError, Unsupported
 from .isa import HANDLERS, Modifiers
 from .isa.convert import bf16_pairs, is_bf16_pair
-from .parser import WIDTH, Instruction, Kernel, Label, Module, constant, parse_body, split_operands
+from .parser import Instruction, Kernel, Label, Module, constant, parse_body, split_operands
 
 TRANSLATOR_VERSION = 2
 """Part of the disk cache key: raise it when translated code changes."""
@@ -450,75 +451,6 @@ def _count(block: list[Instruction]) -> dict[str, int]:
         for name in names:
             out[name] = out.get(name, 0) + 1
     return out
-
-
-def shared_granule(instructions: list[Instruction]) -> int:
-    """Narrowest access that may touch shared memory."""
-    granule = 16
-    for ins in instructions:
-        if ins.op in ("ld", "st", "atom", "red") and not any(
-            m.split("::")[0] in ("global", "param", "local", "const") for m in ins.mods
-        ):
-            kind = next((m for m in reversed(ins.mods) if m in WIDTH), None)
-            vector = next((int(m[1:]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
-            if kind:
-                granule = min(granule, WIDTH[kind] // 8 * vector)
-        elif ins.full.startswith(("cp.async.ca", "cp.async.cg")):
-            number = constant(ins.operands[2], 32)
-            granule = min(granule, number or 4, 4 if len(ins.operands) > 3 and ins.operands[3] else 16)
-        elif ins.full.startswith("tcgen05.alloc"):
-            granule = min(granule, 4)
-        elif ins.op == "mbarrier":
-            granule = min(granule, 8)
-    return max(granule, 1)
-
-
-def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[int, list[str]]:
-    """Checks to emit before instructions that may touch a register an asynchronous operation still owns.
-
-    A forward may-analysis: `tcgen05.ld` and `wgmma` results are pending until their wait. Correct code gets no checks.
-    """
-    empty: frozenset[str] = frozenset()
-    state: list[frozenset[str] | None] = [None] * (len(blocks) + 1)
-    successors = [_successors(t, i, b) for i, b in enumerate(blocks)]
-    work = [(0, empty)] if blocks else []
-    checks: dict[int, list[str]] = {}
-    while work:
-        i, incoming = work.pop()
-        if i >= len(blocks):
-            continue
-        old = state[i]
-        new = incoming if old is None else old | incoming
-        if old is not None and new == old:
-            continue
-        state[i] = new
-        pending = set(new)
-        for ins in blocks[i]:
-            reads, writes = t.reads_writes(ins)
-            kind = ".".join([ins.op, *(m.split("::")[0] for m in ins.mods[:1])])
-            touched = [
-                sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)
-            ]
-            if any(touched) and kind != "wgmma.mma_async":
-                checks[id(ins)] = [f"check_pending(W, {touched[0]}, {touched[1]}, {ins.site})"]
-            if kind in ("tcgen05.ld", "wgmma.mma_async"):
-                pending.update(writes)
-            elif ins.full.startswith("tcgen05.wait::ld") or (
-                kind == "wgmma.wait_group" and constant(ins.operands[0], 32) == 0
-            ):
-                pending.clear()
-        work.extend((nxt, frozenset(pending)) for nxt in successors[i])
-    return checks
-
-
-def _successors(t: Translator, i: int, block: list[Instruction]) -> list[int]:
-    last = block[-1]
-    if last.op == "bra":
-        targets = [t.target(last, last.operands[0])]
-        return targets + ([i + 1] if last.guard else [])
-    if last.op in ("ret", "exit", "trap"):
-        return []
-    return [i + 1]
 
 
 def initial_registers(translation: Translation) -> list:

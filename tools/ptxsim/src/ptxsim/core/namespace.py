@@ -16,6 +16,7 @@ from . import (
     tcgen05,
     tensormap,
     tma,
+    tmem,
     values,
     warpops,
     wgmma,
@@ -29,7 +30,20 @@ def raise_trap(W: Warp, line: int) -> None:
 
 def build() -> dict[str, Any]:
     names: dict[str, Any] = {"Yield": Yield, "raise_trap": raise_trap}
-    for module in (values, integers, memory, warpops, barriers, tensormap, copies, tma, bulk, tcgen05, wgmma):
+    for module in (
+        values,
+        integers,
+        memory,
+        warpops,
+        barriers,
+        tensormap,
+        copies,
+        tma,
+        bulk,
+        tmem,
+        tcgen05,
+        wgmma,
+    ):
         names.update({k: v for k, v in vars(module).items() if not k.startswith("_")})
     names.update(
         minmax=integers.minmax,

@@ -15,7 +15,7 @@ from ..errors import Fault
 from .descriptors import check_operand, decode_bytes, read_operand
 from .memory import who
 from .state import Wait
-from .tcgen05 import REGISTER_POISON, stream_clock
+from .tmem import REGISTER_POISON, stream_clock
 from .values import LANE_INDEX, U64, Array, Value, first, spread
 
 if TYPE_CHECKING:
