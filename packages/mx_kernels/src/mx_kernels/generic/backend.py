@@ -40,7 +40,7 @@ MAX_PLANS = 4096
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
-def launch(kernel: Callable[..., Any], device: torch.device, *args: int) -> None:
+def launch(kernel: Callable[..., Any], device: torch.device, *args: int | None) -> None:
     """Queue a kernel on the current stream of the device; its pointers and sizes come as integers."""
     index = device.index
     if device.type == "cpu":  # an emulated GPU
