@@ -1,15 +1,10 @@
-"""What `mx-train compare` runs by default: the tiny model for fewer steps, validated more often."""
+"""What `mx-train compare` runs by default: the tiny model, as long as by itself.
+
+Not shorter: in the first hundred steps, precisions differ by less than seeds do, and the control would pass.
+"""
 
 from dataclasses import replace
 
-from mx_trainer.config import OptimConfig
 from mx_trainer.configs.tiny import CONFIG as TINY
 
-CONFIG = replace(
-    TINY,
-    preset="tiny_compare",
-    optim=OptimConfig(steps=200, warmup=20),
-    eval_every=20,
-    save_every=200,
-    sample_tokens=0,
-)
+CONFIG = replace(TINY, preset="tiny_compare", eval_every=40, save_every=400, sample_tokens=0)
