@@ -39,10 +39,10 @@ def quantize_tile(element_bits: int, orientation: str, gather: bool, weighted: b
 
 
 def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
-    """Tile of the forward SwiGLU."""
+    """Tile of the forward SwiGLU. Unquantised, the compiler works on more rows at once; so a lane holds fewer."""
     if element_bits == 32:
         return TileConfig(lanes=4, min_blocks=1)
-    return TileConfig(lanes=8, min_blocks=3 if quantized else 1)
+    return TileConfig(lanes=8, min_blocks=3) if quantized else TileConfig(lanes=4, min_blocks=2, cols=64)
 
 
 def dswiglu_tile(element_bits: int, columns: bool) -> TileConfig:
