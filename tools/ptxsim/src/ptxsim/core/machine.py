@@ -197,7 +197,9 @@ class Machine:
                     continue
                 if random and self._rests(warp):
                     moved = moved or self._can_move(warp)
-                    if engine.pending and rng.random() < 0.2:  # the others' copies and products go on meanwhile
+                    if (
+                        engine.pending and rng.random() < 0.2
+                    ):  # the others' copies and products go on meanwhile
                         engine.step()
                         moved = True
                     continue
