@@ -69,7 +69,9 @@ def test_tensor_maps_are_encoded_as_the_driver_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["early", "late", "random"])
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if c.name.startswith(TIMED)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name) for c in CASES if c.name.startswith(TIMED) and c.name not in REFUSED]
+)
 def test_same_bits_under_every_schedule(case: Case, schedule: str) -> None:
     for seed in range(3 if schedule == "random" else 1):
         _check(case, schedule=schedule, seed=seed)
