@@ -136,7 +136,7 @@ def reciprocal(x: Float32) -> Float32:
     return ca.inline_ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
 
 
-def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+def fma(a: Any, b: Any, c: Any) -> Float32:
     """a·b + c, rounded once."""
     return ca.inline_ptx(
         "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]

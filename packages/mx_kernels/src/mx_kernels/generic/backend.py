@@ -183,7 +183,7 @@ class MemoryBoundBackend:
         self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
     ) -> Tensor:
         """Router weights by row."""
-        plan = self._plan(_plan_slot_weights, problem, weights, weights.shape[0], int(rows))
+        plan = self._plan(_plan_slot_weights, problem, weights, weights.shape[0], rows)
         (out,) = plan.allocate(weights.device)
         if plan.kernel is None:
             return out.zero_()
