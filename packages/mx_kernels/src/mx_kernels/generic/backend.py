@@ -314,7 +314,7 @@ def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=Fal
         weighted,
         compact,
         vector,
-        config.quantize_tile(bits, problem.orientation, source == "gather", weighted),
+        config.quantize_tile(bits, problem.orientation, source == "gather", weighted, vector),
     )
 
 

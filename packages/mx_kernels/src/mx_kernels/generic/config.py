@@ -24,13 +24,15 @@ class TileConfig:
         return -(-width // self.cols) * self.cols // (8 * self.lanes)
 
 
-def quantize_tile(element_bits: int, orientation: str, gather: bool, weighted: bool) -> TileConfig:
+def quantize_tile(
+    element_bits: int, orientation: str, gather: bool, weighted: bool, vector: bool
+) -> TileConfig:
     """Tile of a quantiser: bf16 in tiles of 32 × 64 a warp, fp32, which needs twice the registers, of 32 × 32.
 
     Gathered rows wait for their index first and want more CTAs to hide it.
     """
     if element_bits == 32:
-        return TileConfig(lanes=4, min_blocks=1 if weighted else 2)
+        return TileConfig(lanes=4, min_blocks=2 if vector and not weighted else 1)
     if weighted:
         return TileConfig(lanes=16, min_blocks=3)
     if not gather:
