@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mx_bench import ceilings, gemm, layer, trainer
+from mx_bench import ceilings, gemm, layer, memory_bound, trainer
 from mx_bench.cases import Case, run_case
 from mx_bench.results import Measurement
 from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES, SMOKE_SHAPES
@@ -47,6 +47,12 @@ def _ceilings(plan: Plan) -> list[Measurement]:
     return _run_cases(ceilings.SECTION, ceilings.ceiling_cases(plan.device, smoke=plan.smoke), plan)
 
 
+def _memory_bound(plan: Plan) -> list[Measurement]:
+    return _run_cases(
+        memory_bound.SECTION, memory_bound.memory_bound_cases(plan.device, smoke=plan.smoke), plan
+    )
+
+
 def _gemm(plan: Plan) -> list[Measurement]:
     return _run_cases(gemm.SECTION, gemm.gemm_cases(plan.device, smoke=plan.smoke), plan)
 
@@ -63,6 +69,7 @@ def _trainer(plan: Plan) -> list[Measurement]:
 
 SECTIONS: dict[str, Callable[[Plan], list[Measurement]]] = {
     ceilings.SECTION: _ceilings,
+    memory_bound.SECTION: _memory_bound,
     gemm.SECTION: _gemm,
     layer.SECTION: _layer,
     trainer.SECTION: _trainer,
