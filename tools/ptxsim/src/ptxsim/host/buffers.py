@@ -19,7 +19,11 @@ def extent(x: Any) -> tuple[int, int] | None:
         if x.layout != torch.strided or x.numel() == 0 or x.device.type != "cpu":
             return None
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-        return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+        try:
+            start = x.data_ptr()
+        except RuntimeError:  # torch.compile's stand-ins (fake, functional) have no memory
+            return None
+        return start, start + (last + 1) * x.element_size()
     interface = getattr(x, "__array_interface__", None)
     if isinstance(interface, Mapping) and hasattr(x, "nbytes") and x.size:
         import numpy as np
