@@ -19,10 +19,9 @@ def extent(x: Any) -> tuple[int, int] | None:
         if x.layout != torch.strided or x.numel() == 0 or x.device.type != "cpu":
             return None
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-        try:
-            start = x.data_ptr()
-        except RuntimeError:  # torch.compile's stand-ins (fake, functional) have no memory
-            return None
+        if isinstance(x, torch._subclasses.FakeTensor) or torch._is_functional_tensor(x):
+            return None  # torch.compile's stand-ins have no memory
+        start = x.data_ptr()
         return start, start + (last + 1) * x.element_size()
     interface = getattr(x, "__array_interface__", None)
     if isinstance(interface, Mapping) and hasattr(x, "nbytes") and x.size:
