@@ -10,10 +10,9 @@ from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic.backend import MemoryBoundBackend, address, launch
+from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
 from mx_kernels.problem import GemmProblem, Problem, plain_format
 from mx_kernels.sm100 import config
-
-ALIGN_BYTES = 16  # the copy engine's unit: addresses and row pitches are multiples
 
 _forced: config.TileConfig | None = None
 
@@ -58,15 +57,9 @@ class Sm100Backend(MemoryBoundBackend):
         out: Tensor | None,
     ) -> Tensor:
         """See ops/gemm.py. Beyond the op's rules, rows of a, b and out must be multiples of 16 bytes."""
-        rows, groups, n, k, shape = _sizes(problem, a, b, offs)
-        if out is None:
-            out = a.new_empty(shape, dtype=problem.out_dtype)
-        for name, x in (("a", a), ("b", b), ("out", out)):
-            if x.shape[-1] * x.element_size() % ALIGN_BYTES or x.data_ptr() % ALIGN_BYTES:
-                raise ValueError(
-                    f"{name}: expected rows and an address that are multiples of {ALIGN_BYTES} bytes on sm100, "
-                    f"got shape {tuple(x.shape)} of {x.dtype} at {x.data_ptr():#x}"
-                )
+        rows, groups, n, k = sizes = gemm_sizes(problem, a, b, offs)
+        out = gemm_result(problem, sizes, a, out)
+        check_gemm_alignment("sm100", a, b, out)
         if out.numel() == 0:
             return out
         if rows == 0 or a.numel() == 0:  # nothing to sum
@@ -81,16 +74,6 @@ class Sm100Backend(MemoryBoundBackend):
         kernel = _kernel(problem, tile, arch.target_of(a.device), arch.active_emulation())
         launch(kernel, a.device, *pointers, rows, n, k, groups, clusters)
         return out
-
-
-def _sizes(problem: GemmProblem, a: Tensor, b: Tensor, offs: Tensor | None):
-    """(rows, groups, N, K, shape of the result)."""
-    rows = a.shape[0]
-    if problem.mode == "wgrad":
-        groups, n, k = 1 if offs is None else offs.shape[0], a.shape[1], b.shape[1]
-        return rows, groups, n, k, (groups, n, k)
-    groups, n, k = b.shape
-    return rows, groups, n, k, (rows, n if problem.mode == "fprop" else k)
 
 
 def problem_key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic.backend import address, launch
+from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
 from mx_kernels.problem import GemmProblem, plain_format
 from mx_kernels.sm90 import config
-
-ALIGN_BYTES = 16  # the copy engine's unit: addresses and row pitches are multiples
 
 
 class GemmBackend:
@@ -35,15 +34,9 @@ class GemmBackend:
         out: Tensor | None,
     ) -> Tensor:
         """See ops/gemm.py. Sizes beyond the op's rules: every row of a, b and out is a multiple of 16 bytes."""
-        rows, groups, n, k, shape = _sizes(problem, a, b, offs)
-        if out is None:
-            out = a.new_empty(shape, dtype=problem.out_dtype)
-        for name, x in (("a", a), ("b", b), ("out", out)):
-            if x.shape[-1] * x.element_size() % ALIGN_BYTES or x.data_ptr() % ALIGN_BYTES:
-                raise ValueError(
-                    f"{name}: expected rows and an address that are multiples of {ALIGN_BYTES} bytes on sm90, "
-                    f"got shape {tuple(x.shape)} of {x.dtype} at {x.data_ptr():#x}"
-                )
+        rows, groups, n, k = sizes = gemm_sizes(problem, a, b, offs)
+        out = gemm_result(problem, sizes, a, out)
+        check_gemm_alignment("sm90", a, b, out)
         if out.numel() == 0:
             return out
         if rows == 0 or (problem.mode == "fprop" and k == 0) or (problem.mode == "dgrad" and n == 0):
@@ -55,16 +48,6 @@ class GemmBackend:
         pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
         launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
         return out
-
-
-def _sizes(problem: GemmProblem, a: Tensor, b: Tensor, offs: Tensor | None):
-    """(rows, groups, N, K, shape of the result)."""
-    rows = a.shape[0]
-    if problem.mode == "wgrad":
-        groups, n, k = 1 if offs is None else offs.shape[0], a.shape[1], b.shape[1]
-        return rows, groups, n, k, (groups, n, k)
-    groups, n, k = b.shape
-    return rows, groups, n, k, (rows, n if problem.mode == "fprop" else k)
 
 
 def _key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:
