@@ -3,7 +3,7 @@
 import torch
 from mx_kernels.sm100.config import TileConfig
 
-from kernels.sm90.gemm_cases import Gemm
+from kernels.gemm_cases import Gemm
 
 MODES = ("fprop", "dgrad", "wgrad")
 SCHEDULES = ("early", "late", "random", "tma_late", "mma_late")

@@ -9,7 +9,7 @@ from support.bounds import assert_sum_error
 from support.gemm_data import GROUP_SIZES, exact_matrix, poison
 from torch import Tensor
 
-from kernels.sm90.gemm_cases import Gemm
+from kernels.gemm_cases import Gemm
 
 pytest_plugins = ["ptxsim.pytest_plugin"]
 

@@ -7,7 +7,7 @@ from mx_kernels import arch
 from support.bounds import SAMPLE, assert_sum_error
 from support.gemm_data import GROUP_SIZES, offs_of
 
-from kernels.sm90.gemm_cases import OPS, Gemm
+from kernels.gemm_cases import OPS, Gemm
 
 E4M3, E5M2 = "mxfp8_e4m3", "mxfp8_e5m2"
 BF16 = ("bf16", "bf16")

@@ -5,13 +5,12 @@ import functools
 from collections.abc import Generator
 
 import torch
-from mx_core import RowMap
 from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic.backend import MemoryBoundBackend, address, launch
 from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
-from mx_kernels.problem import GemmProblem, Problem, plain_format
+from mx_kernels.problem import GemmProblem, Problem
 from mx_kernels.sm100 import config
 
 _forced: config.TileConfig | None = None
@@ -41,7 +40,7 @@ class Sm100Backend(MemoryBoundBackend):
         reason = super().why_not(problem, device)
         if reason is None and isinstance(problem, GemmProblem):
             try:
-                problem_key(problem, config.TILES[0])
+                config.GemmKey.of(problem, config.TILES[0])
             except ValueError as error:
                 return str(error)
         return reason
@@ -76,26 +75,12 @@ class Sm100Backend(MemoryBoundBackend):
         return out
 
 
-def problem_key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:
-    """What the kernel of this problem is compiled from."""
-    return config.GemmKey(
-        problem.mode,
-        problem.a_format,
-        problem.b_format,
-        plain_format(problem.out_dtype),
-        problem.grouped and problem.row_map is RowMap.ALIGNED,
-        problem.grouped,
-        problem.accumulate,
-        tile,
-    )
-
-
 @functools.cache
 def _kernel(problem: GemmProblem, tile: config.TileConfig, target: str, emulation):
     from mx_kernels import jit
     from mx_kernels.sm100.gemm import GroupedGemm
 
-    key = problem_key(problem, tile)
+    key = config.GemmKey.of(problem, tile)
     return jit.compiled(key, target, GroupedGemm(key).build)
 
 

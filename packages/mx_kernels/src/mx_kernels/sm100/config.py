@@ -6,17 +6,15 @@ Nothing here imports the DSL, so a configuration is checked, and refused with it
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from mx_kernels.generic.gemm import ELEMENT_BYTES, STORE_ROW_BYTES, GemmVariant
+
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_100
 TMEM_COLUMNS = 512  # 128 lanes x 512 columns of 32 bits
 SCALE_TILE = 512  # bytes of one 128 x 4 tile of scales
 SCALE_TILE_COLUMNS = 4  # TMEM columns one scale tile takes
 K_TILE_BYTES = 128  # one swizzle row: 128 FP8 or 64 BF16 elements
-STORE_ROW_BYTES = 128  # the epilogue's subtile is one swizzle row wide
 STORE_STAGES = 2
 BARRIER_BYTES = 1024  # mbarriers, tile descriptions and the alignment of the buffers
-
-ELEMENT_BYTES = {"bf16": 2, "mxfp8_e4m3": 1, "mxfp8_e5m2": 1}
-OUT_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -58,56 +56,37 @@ class TileConfig:
 
 
 @dataclass(frozen=True)
-class GemmKey:
+class GemmKey(GemmVariant):
     """Everything that a compiled kernel depends on; sizes are dynamic."""
 
-    mode: str  # "fprop" | "dgrad" | "wgrad"
-    a_format: str
-    b_format: str
-    out_dtype: str  # "bf16" | "fp32"
-    aligned: bool  # RowMap.ALIGNED: groups start at multiples of 128 rows
-    grouped: bool
-    accumulate: bool
+    chip = "Blackwell"
+
     tile: TileConfig
-
-    def __post_init__(self) -> None:
-        if (reason := why_impossible(self)) is not None:
-            raise ValueError(reason)
-
-    @property
-    def scaled(self) -> bool:
-        return self.a_format != "bf16"
-
-    @property
-    def groups_along_k(self) -> bool:
-        return self.mode == "wgrad"
-
-    @property
-    def has_tail(self) -> bool:
-        """Whether rows past the last group must be written as zeros."""
-        return self.grouped and not self.aligned and not self.groups_along_k
-
-    @property
-    def a_k_major(self) -> bool:
-        """Whether the reduced axis of A is the contiguous one (B's is, in fprop only)."""
-        return self.mode != "wgrad"
-
-    @property
-    def b_k_major(self) -> bool:
-        return self.mode == "fprop"
 
     @property
     def tile_k(self) -> int:
         return K_TILE_BYTES // ELEMENT_BYTES[self.a_format]
 
-    @property
-    def store_n(self) -> int:
-        """Columns of the epilogue's subtile."""
-        return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
-
     @cached_property
     def memory(self) -> "MemoryPlan":
         return MemoryPlan.of(self)
+
+    def why_impossible_tile(self) -> str | None:
+        """The reason why this tile gives no kernel, or None."""
+        tile = self.tile
+        if tile.tile_m not in (128, 256):
+            return f"tile_m: expected 128 (one CTA) or 256 (a CTA pair), got {tile.tile_m}"
+        if tile.tile_n not in (64, 128, 192, 256):
+            return f"tile_n: expected 64, 128, 192 or 256, got {tile.tile_n}"
+        if tile.cluster_m % tile.pair or tile.cluster_m < 1 or tile.cluster_n < 1 or tile.cluster_size > 16:
+            return f"cluster: expected a multiple of {tile.pair} x 1 CTAs, at most 16, got {tile.cluster_m} x {tile.cluster_n}"
+        if tile.cluster_size & (tile.cluster_size - 1):
+            return f"cluster: expected a power of two of CTAs, got {tile.cluster_m} x {tile.cluster_n}"
+        if tile.supergroup < 1:
+            return f"supergroup: expected at least 1, got {tile.supergroup}"
+        if self.memory.stages < 3:
+            return f"tile {tile}: {self.memory.stages} stages fit in shared memory, 3 are needed"
+        return None
 
 
 @dataclass(frozen=True)
@@ -156,37 +135,6 @@ class MemoryPlan:
             acc_stride=acc_stride,
             scale_columns=scale_columns,
         )
-
-
-def why_impossible(key: GemmKey) -> str | None:
-    """The reason why no kernel can be compiled for `key`, or None."""
-    tile = key.tile
-    if key.mode not in ("fprop", "dgrad", "wgrad"):
-        return f"mode: expected fprop, dgrad or wgrad, got {key.mode!r}"
-    for name, fmt in (("a", key.a_format), ("b", key.b_format)):
-        if fmt not in ELEMENT_BYTES:
-            return f"{name}: the Blackwell GEMM takes {', '.join(ELEMENT_BYTES)} operands, got {fmt}"
-    if (key.a_format == "bf16") != (key.b_format == "bf16"):
-        return f"operands: both bf16 or both MXFP8, got {key.a_format} and {key.b_format}"
-    if key.out_dtype not in OUT_BYTES:
-        return f"out_dtype: expected bf16 or fp32, got {key.out_dtype}"
-    if key.accumulate and (key.mode != "wgrad" or key.out_dtype != "fp32"):
-        return f"accumulate: only wgrad into an fp32 output accumulates, got {key.mode} into {key.out_dtype}"
-    if key.mode == "wgrad" and key.grouped and key.scaled and not key.aligned:
-        return "wgrad of MXFP8 operands: expected ALIGNED rows (a scale block must not span two experts), got COMPACT"
-    if tile.tile_m not in (128, 256):
-        return f"tile_m: expected 128 (one CTA) or 256 (a CTA pair), got {tile.tile_m}"
-    if tile.tile_n not in (64, 128, 192, 256):
-        return f"tile_n: expected 64, 128, 192 or 256, got {tile.tile_n}"
-    if tile.cluster_m % tile.pair or tile.cluster_m < 1 or tile.cluster_n < 1 or tile.cluster_size > 16:
-        return f"cluster: expected a multiple of {tile.pair} x 1 CTAs, at most 16, got {tile.cluster_m} x {tile.cluster_n}"
-    if tile.cluster_size & (tile.cluster_size - 1):
-        return f"cluster: expected a power of two of CTAs, got {tile.cluster_m} x {tile.cluster_n}"
-    if tile.supergroup < 1:
-        return f"supergroup: expected at least 1, got {tile.supergroup}"
-    if key.memory.stages < 3:
-        return f"tile {tile}: {key.memory.stages} stages fit in shared memory, 3 are needed"
-    return None
 
 
 # ------------------------------------------------------------------------------------------------ choice of a tile

@@ -22,7 +22,7 @@ from cutlass.memory import SmemAllocator
 from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, Extent, TileOrder, schedule
 from mx_kernels.device.gemm_tensors import gemm_tensors
 from mx_kernels.device.launch import fake_pointer, fake_stream
-from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey, why_impossible
+from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey
 from mx_kernels.sm90.gemm_load import LoadRole, Loads
 from mx_kernels.sm90.gemm_mma import MmaRole
 from mx_kernels.sm90.gemm_role import Cta
@@ -43,8 +43,6 @@ class GroupedGemm(LoadRole, MmaRole):
     """Kernel of one GemmKey. Compile an instance with `cute.compile`; every size is dynamic."""
 
     def __init__(self, key: GemmKey):
-        if (reason := why_impossible(key)) is not None:
-            raise ValueError(reason)
         self.key = key
         self.out_type = OUT_TYPES[key.out_dtype]
         self.threads = (1 + key.scaled + CONSUMERS) * WARPGROUP
@@ -54,7 +52,7 @@ class GroupedGemm(LoadRole, MmaRole):
             *key.tile.cluster_tile,
             tile_k=TILE_K,
             groups_along_k=key.groups_along_k,
-            aligned=key.grouped and key.aligned,
+            aligned=key.aligned,
             has_tail=key.has_tail,
             skip_empty=key.accumulate,
             supergroup=key.tile.supergroup,

@@ -2,13 +2,12 @@
 
 import functools
 
-from mx_core import RowMap
 from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic.backend import address, launch
 from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
-from mx_kernels.problem import GemmProblem, plain_format
+from mx_kernels.problem import GemmProblem
 from mx_kernels.sm90 import config
 
 
@@ -18,7 +17,7 @@ class GemmBackend:
     def why_not_gemm(self, problem: GemmProblem) -> str | None:
         """Why the kernel cannot run this GEMM."""
         try:
-            _key(problem, config.TileConfig())
+            config.GemmKey.of(problem, config.TileConfig())
         except ValueError as error:
             return str(error)
         return None
@@ -50,23 +49,10 @@ class GemmBackend:
         return out
 
 
-def _key(problem: GemmProblem, tile: config.TileConfig) -> config.GemmKey:
-    return config.GemmKey(
-        problem.mode,
-        problem.a_format,
-        problem.b_format,
-        plain_format(problem.out_dtype),
-        problem.row_map is RowMap.ALIGNED,
-        problem.grouped,
-        problem.accumulate,
-        tile,
-    )
-
-
 @functools.cache
 def _kernel(problem: GemmProblem, tile: config.TileConfig):
     from mx_kernels import jit
     from mx_kernels.sm90.gemm import GroupedGemm
 
-    key = _key(problem, tile)
+    key = config.GemmKey.of(problem, tile)
     return jit.compiled(key, "sm_90a", GroupedGemm(key).build)
