@@ -112,7 +112,8 @@ class RouteKernel:
             Int32, cute.make_layout((WARPS, self.experts), stride=(self.experts, 1))
         )
         first_slot = smem.allocate_tensor(Int32, cute.make_layout(self.experts))
-        warp_sums = smem.allocate_tensor(Int32, cute.make_layout(WARPS))
+        # Aligned: loads of all its words are widened to 16 bytes, which must not reach past the end.
+        warp_sums = smem.allocate_tensor(Int32, cute.make_layout(WARPS), 16)
         cta, thread, warp = ca.block_idx()[0], ca.thread_idx()[0], ca.warp_idx()
         clear(next_slot, WARPS * self.experts)
         self.first_slots(counts_CE, offs_E, first_slot, warp_sums, chunks)
