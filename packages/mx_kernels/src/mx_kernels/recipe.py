@@ -27,7 +27,7 @@ class Recipe:
 
 
 #: "mxfp8" is the default everywhere (arXiv 2506.08027); "bf16" runs the same kernels on unquantised operands; the
-#: others are controls and studies (only the CPU backend runs formats under 8 bits).
+#: others are controls and studies (FP6 and FP4 are slow on GPUs, see generic/narrow.py; mxint8 is for the CPU backend only).
 RECIPES = {
     "bf16": Recipe(None),
     "mxfp8": Recipe("mxfp8_e4m3"),

@@ -10,6 +10,7 @@ from torch import Tensor
 from mx_kernels import arch
 from mx_kernels.generic.backend import MemoryBoundBackend, address, launch
 from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
+from mx_kernels.generic.narrow import NarrowFormats
 from mx_kernels.problem import GemmProblem, Problem
 from mx_kernels.sm100 import config
 
@@ -84,4 +85,8 @@ def _kernel(problem: GemmProblem, tile: config.TileConfig, target: str, emulatio
     return jit.compiled(key, target, GroupedGemm(key).build)
 
 
-BACKEND = Sm100Backend()
+class _WithNarrowFormats(NarrowFormats, Sm100Backend):
+    pass
+
+
+BACKEND = _WithNarrowFormats()

@@ -3,12 +3,12 @@
 import torch
 
 from mx_kernels.generic.backend import MemoryBoundBackend
-from mx_kernels.generic.narrow import NarrowFormats, with_e4m3
+from mx_kernels.generic.narrow import NarrowFormats
 from mx_kernels.problem import GemmProblem, Problem
 from mx_kernels.sm90.gemm_backend import GemmBackend
 
 
-class Sm90Backend(NarrowFormats, GemmBackend, MemoryBoundBackend):
+class Sm90Backend(GemmBackend, MemoryBoundBackend):
     """See the module."""
 
     name = "sm90"
@@ -16,11 +16,14 @@ class Sm90Backend(NarrowFormats, GemmBackend, MemoryBoundBackend):
 
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         """Why this backend cannot run the problem on this device."""
-        problem = with_e4m3(problem)
         reason = super().why_not(problem, device)
         if reason is None and isinstance(problem, GemmProblem):
             return self.why_not_gemm(problem)
         return reason
 
 
-BACKEND = Sm90Backend()
+class _WithNarrowFormats(NarrowFormats, Sm90Backend):
+    pass
+
+
+BACKEND = _WithNarrowFormats()
