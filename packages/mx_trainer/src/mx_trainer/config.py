@@ -17,6 +17,9 @@ from mx_trainer.precision import PRECISIONS
 CORPORA = ("stdlib", "site-packages")
 """Names that `--data` knows; anything else is a path."""
 
+QUANTIZED_DISPATCH = ("mxfp8", "mxfp8_floor")
+"""Precisions whose rows can travel quantised: the experts' GEMMs then read the very bytes that were sent."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -42,6 +45,8 @@ class ModelConfig:
     """Hidden width of an expert that sees every token, kept in high precision; 0 is none."""
     vocab: int = 0
     """Rows of the embedding; 0 takes what the data need, rounded up to a multiple of 64."""
+    expert_kernels: Literal["mx", "torch"] = "mx"
+    """Who computes the experts: mx_kernels, or, as a yardstick in BF16, torch's grouped_mm between unfused ops."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class OptimConfig:
     steps: int = 400
     """Optimiser steps."""
     batch: int = 8
-    """Sequences in one forward pass."""
+    """Sequences in one forward pass, of all processes together."""
     accumulate: int = 1
     """Forward passes in one optimiser step."""
     lr: float = 3e-3
@@ -108,6 +113,23 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How a run is spread over the processes that torchrun starts. None of it has a meaning in a single process."""
+
+    ep: int = 1
+    """Ranks that share one copy of the experts (expert parallelism): a divisor of the processes and of --experts."""
+    fsdp: bool = True
+    """Shard parameters, gradients and moments over the ranks (FSDP2); without it, every rank has whole copies."""
+    dispatch: Literal["bf16", "mxfp8"] = "bf16"
+    """How rows travel to the experts' ranks: as they are, or quantised (elements and scales), as are their gradients."""
+    padded_dispatch: bool = False
+    """Exchange buffers of a fixed size: nothing then waits for the GPU, but padding travels too."""
+    capacity: float = 0.0
+    """Size of those buffers in multiples of the even load; rows that do not fit are dropped and counted. 0 is the
+    worst case: nothing is dropped."""
+
+
+@dataclass(frozen=True)
 class Config:
     """One training run."""
 
@@ -115,6 +137,7 @@ class Config:
     router: RouterConfig = field(default_factory=RouterConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     preset: str = "tiny"
     """A file of `mx_trainer/configs`; the other flags override its values."""
@@ -151,6 +174,8 @@ class Config:
     """Checkpoints kept."""
     sample_tokens: int = 200
     """Tokens of the sample printed at the end; 0 is none."""
+    profile_steps: int = 0
+    """Steps to take and throw away after the run, to see what part of the model takes how long; 0 is none."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -172,7 +197,13 @@ class Config:
 
 
 def _from_dict(cls: type, values: dict):
-    nested = {"model": ModelConfig, "router": RouterConfig, "data": DataConfig, "optim": OptimConfig}
+    nested = {
+        "model": ModelConfig,
+        "router": RouterConfig,
+        "data": DataConfig,
+        "optim": OptimConfig,
+        "parallel": ParallelConfig,
+    }
     return cls(
         **{k: _from_dict(nested[k], v) if k in nested and cls is Config else v for k, v in values.items()}
     )
@@ -184,7 +215,7 @@ def validate(cfg: Config) -> None:
     Raises:
         ConfigError: for a single value out of range or an impossible combination.
     """
-    m, r, d, o = cfg.model, cfg.router, cfg.data, cfg.optim
+    m, r, d, o, p = cfg.model, cfg.router, cfg.data, cfg.optim, cfg.parallel
 
     def need(ok: bool, text: str) -> None:
         if not ok:
@@ -194,7 +225,7 @@ def validate(cfg: Config) -> None:
         "layers": m.layers, "width": m.width, "heads": m.heads, "experts": m.experts, "top-k": m.top_k,
         "expert-width": m.expert_width, "steps": o.steps, "batch": o.batch, "accumulate": o.accumulate,
         "log-every": cfg.log_every, "eval-every": cfg.eval_every, "save-every": cfg.save_every, "keep": cfg.keep,
-        "eval-tokens": cfg.eval_tokens, "final-eval-tokens": cfg.final_eval_tokens,
+        "eval-tokens": cfg.eval_tokens, "final-eval-tokens": cfg.final_eval_tokens, "ep": p.ep,
     }  # fmt: skip
     for name, value in positive.items():
         need(value >= 1, f"--{name} must be at least 1, got {value}")
@@ -202,6 +233,7 @@ def validate(cfg: Config) -> None:
         "shared-width": m.shared_width, "vocab": m.vocab, "aux-loss": r.aux_loss, "z-loss": r.z_loss,
         "bias-step": r.bias_step, "warmup": o.warmup, "weight-decay": o.weight_decay, "clip": o.clip,
         "bytes-per-token": d.bytes_per_token, "sample-tokens": cfg.sample_tokens, "seed": cfg.seed,
+        "capacity": p.capacity, "profile-steps": cfg.profile_steps,
     }  # fmt: skip
     for name, value in not_negative.items():
         need(value >= 0, f"--{name} must not be negative, got {value}")
@@ -235,6 +267,15 @@ def validate(cfg: Config) -> None:
     need(
         cfg.precision in PRECISIONS,
         f"--precision must be one of {', '.join(PRECISIONS)}; got {cfg.precision!r}",
+    )
+    need(
+        m.expert_kernels == "mx" or (cfg.precision == "bf16" and p.ep == 1),
+        f"--expert-kernels torch needs --precision bf16 and --ep 1, got {cfg.precision!r} and {p.ep}",
+    )
+    need(m.experts % p.ep == 0, f"--ep must divide --experts, got {p.ep} and {m.experts}")
+    need(
+        p.dispatch == "bf16" or cfg.precision in QUANTIZED_DISPATCH,
+        f"--dispatch mxfp8 needs --precision {', '.join(QUANTIZED_DISPATCH)}; got {cfg.precision!r}",
     )
     linear = ("high", *(p for p in PRECISIONS if p not in ("fp32", "bf16")))
     need(

@@ -1,6 +1,5 @@
 """From a checked configuration to a run folder: what `mx-train` and `mx-sample` do once the arguments are right."""
 
-import statistics
 import time
 from pathlib import Path
 
@@ -11,18 +10,28 @@ from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
-from mx_trainer.metrics import PeakMemory, read_metrics
+from mx_trainer.metrics import PeakMemory
 from mx_trainer.model import GPT
+from mx_trainer.parallel import init_parallel
 from mx_trainer.precision import resolve_device, resolve_precision
+from mx_trainer.profiling import profile_training, write_profile
 from mx_trainer.progress import Progress
 from mx_trainer.sample import generate
+from mx_trainer.summary import speed_in_words, summarise
 from mx_trainer.trainer import Result, Trainer, resolve_vocab
 
 
 def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) -> Result:
-    """Train, draw, sample, and say where everything is. Nothing is written before model and data are known to fit."""
+    """Train, draw, sample, and say where everything is. Nothing is written before model and data are known to fit.
+
+    Of several processes, the main one writes and speaks.
+    """
+    parallel = init_parallel(cfg)
+    console = console if parallel.is_main else Console(quiet=True)
+    if parallel.distributed:
+        parallel.on_main(lambda: load_corpus(cfg.data).info)  # the others find it in the cache
     corpus = load_corpus(cfg.data)
-    trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+    trainer = Trainer(resolve_vocab(cfg, corpus), corpus, parallel)
     if checkpoint is not None:
         trainer.resume(checkpoint)
         if trainer.step >= cfg.optim.steps:
@@ -31,7 +40,7 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
             )
         run_dir = run_dir_of(checkpoint)
     else:
-        run_dir = create_run_dir(cfg)
+        run_dir = parallel.on_main(lambda: create_run_dir(cfg))
     peak = PeakMemory(trainer.device)
     result = train_into(run_dir, trainer, console)
     if not result.finished:
@@ -39,7 +48,13 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
             f"stopped at step {result.steps}; go on with: mx-train --resume {run_dir}", highlight=False
         )
         return result
-    _finish(result, trainer, peak.read(), console)
+    text = _sample(trainer)
+    if parallel.is_main:
+        _finish(result, trainer, peak.read(), text, console)
+    if cfg.profile_steps:
+        profiled = profile_training(trainer, cfg.profile_steps)
+        if parallel.is_main:
+            write_profile(run_dir, profiled, console)
     return result
 
 
@@ -65,10 +80,11 @@ def create_run_dir(cfg: Config) -> Path:
 def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
     """Write the configuration and the corpus's description into `run_dir`, then train."""
     cfg, info = trainer.cfg, trainer.corpus.info
-    cfg.save(run_dir / "config.json")
-    trainer.corpus.copy_description(run_dir)
+    if trainer.parallel.is_main:
+        cfg.save(run_dir / "config.json")
+        trainer.corpus.copy_description(run_dir)
     console.print(
-        f"{trainer.describe()}; experts {cfg.precision} on {trainer.device}\n"
+        f"{trainer.describe()}; experts {cfg.precision} on {trainer.parallel.describe()}\n"
         f"data {info.source}: {info.train_tokens:,} + {info.val_tokens:,} tokens of {info.files} files, "
         f"sha256 {info.sha256[:16]}",
         highlight=False,
@@ -76,27 +92,32 @@ def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
     return trainer.run(run_dir, Progress(console, cfg.optim.steps, cfg.precision, trainer.step))
 
 
-def _finish(result: Result, trainer: Trainer, peak_memory: int, console: Console) -> None:
+def _sample(trainer: Trainer) -> str:
+    """Text from the trained model: every process draws the same, since a forward pass may need them all."""
+    if not trainer.cfg.sample_tokens:
+        return ""
+    corpus = trainer.corpus
+    tokenizer = load_tokenizer(corpus.folder)
+    return sample_text(trainer.model, tokenizer, corpus.info, "", trainer.cfg.sample_tokens)
+
+
+def _finish(result: Result, trainer: Trainer, peak_memory: int, sample: str, console: Console) -> None:
     run_dir, cfg = result.run_dir, trainer.cfg
     title = f"{run_dir.name}: {trainer.describe()}, experts {cfg.precision}"
     report.plot_loss(run_dir, title)
     report.plot_expert_load(run_dir, f"tokens of each expert, {run_dir.name}")
-    tokenizer = load_tokenizer(run_dir)
-    if cfg.sample_tokens:
-        text = sample_text(trainer.model, tokenizer, trainer.corpus.info, "", cfg.sample_tokens)
+    if sample:
         console.rule("sample")
-        console.print(text, highlight=False, markup=False)
+        console.print(sample, highlight=False, markup=False)
         console.rule()
     evaluation = result.evaluation
     assert evaluation is not None
-    records = read_metrics(run_dir)
-    rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
+    summary = summarise(run_dir, trainer, evaluation, peak_memory)
     bpb = "unknown" if evaluation.bpb is None else f"{evaluation.bpb:.4f}"
     lines = {
         "validation": f"{evaluation.loss:.4f} nats per token, {bpb} bits per byte",
-        "speed": f"{statistics.median(rates):,.0f} tokens/s (median, evaluation left out), "
-        f"{peak_memory / 2**20:,.0f} MiB at most",
-        "expert load": f"the least used expert got {report.min_expert_share(records):.2f} of its fair share",
+        "speed": speed_in_words(summary),
+        "expert load": f"the least used expert got {summary.min_expert_share:.2f} of its fair share",
         "run folder": str(run_dir),
         "pictures": f"{run_dir / 'loss.png'}, {run_dir / 'expert_load.png'}",
         "metrics": f"{run_dir / 'metrics.jsonl'}; tensorboard --logdir {run_dir / 'tensorboard'}",

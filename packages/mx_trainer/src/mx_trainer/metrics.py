@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,16 @@ class RunLog:
     def close(self) -> None:
         self._file.close()
         self._board.close()
+
+
+class NoLog:
+    """Of the processes that write nothing."""
+
+    def write(self, step: int, **values: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -118,3 +129,17 @@ def flops_per_token(model: nn.Module, cfg: ModelConfig) -> float:
     """
     _, active = parameter_counts(model, cfg)
     return 6.0 * (active - cfg.vocab * cfg.width) + 6.0 * cfg.layers * cfg.width * cfg.block
+
+
+def dense_rate(device: torch.device, size: int = 8192, rounds: int = 10) -> float:
+    """FLOP per second of a BF16 product of `size`³ random values on this GPU, the median of `rounds`."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = []
+    for _ in range(rounds + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        a @ b
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return 2 * size**3 / statistics.median(seconds[2:])

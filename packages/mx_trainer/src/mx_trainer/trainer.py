@@ -1,4 +1,4 @@
-"""The training loop: forward, backward, step, and what is written down on the way.
+"""The training loop: forward, backward, step, and what is written down on the way. Several processes run it in step.
 
 A run's whole state is `Trainer.state_dict()`: model (FP32 weights, expert biases, counters), optimiser moments, step,
 position in the data, random generators. Restoring it continues bit for bit.
@@ -21,10 +21,11 @@ from mx_trainer.checkpoint import load_checkpoint, save_checkpoint
 from mx_trainer.config import Config
 from mx_trainer.data import BlockSampler, Corpus, stack_blocks, val_starts
 from mx_trainer.errors import CheckpointError, ConfigError
-from mx_trainer.metrics import RunLog, StepTimer, flops_per_token, parameter_counts
+from mx_trainer.metrics import NoLog, RunLog, StepTimer, flops_per_token, parameter_counts
 from mx_trainer.model import GPT
 from mx_trainer.optim import lr_at, make_optimizer, set_lr
-from mx_trainer.precision import resolve_device, resolve_precision
+from mx_trainer.parallel import Parallel, init_parallel
+from mx_trainer.precision import resolve_precision
 from mx_trainer.progress import Progress
 
 SCALARS = ("train_loss", "aux_loss", "z_loss", "grad_norm")
@@ -69,12 +70,14 @@ def check_data(cfg: Config, corpus: Corpus) -> None:
 
 
 class Trainer:
-    """One run in one process. Building it writes nothing; `run()` does."""
+    """One run, or one process's part of it. Building it writes nothing; `run()` does."""
 
-    def __init__(self, cfg: Config, corpus: Corpus):
+    def __init__(self, cfg: Config, corpus: Corpus, parallel: Parallel | None = None):
         self.cfg, self.corpus = cfg, corpus
         check_data(cfg, corpus)
-        self.device = resolve_device(cfg.device)
+        self.parallel = init_parallel(cfg) if parallel is None else parallel
+        self.device = self.parallel.device
+        self.batch = cfg.optim.batch // self.parallel.world  # sequences of this process
         torch.manual_seed(cfg.seed)  # every device's generator: initial weights, then dropout
         precision = resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, self.device)
         self.model = GPT(cfg, precision).to(self.device)
@@ -83,7 +86,9 @@ class Trainer:
                 block.compile()
         self.optimizer = make_optimizer(self.model, cfg.optim)
         self.model.prepare_weights(self.optimizer)
-        self.sampler = BlockSampler(corpus.train, cfg.model.block, cfg.seed)
+        self.sampler = BlockSampler(
+            corpus.train, cfg.model.block, cfg.seed, rank=self.parallel.rank, world=self.parallel.world
+        )
         self.step = 0
         self.timer = StepTimer(self.device)
 
@@ -99,7 +104,7 @@ class Trainer:
         cfg, parts = self.cfg, []
         self.model.train()
         for _ in range(cfg.optim.accumulate):
-            tokens, targets = self.sampler.next_batch(cfg.optim.batch, self.device)
+            tokens, targets = self.sampler.next_batch(self.batch, self.device)
             out = self.model(tokens, targets)
             loss = out.loss + cfg.router.aux_loss * out.aux_loss + cfg.router.z_loss * out.z_loss
             (loss / cfg.optim.accumulate).backward()
@@ -116,13 +121,17 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, tokens: int) -> Evaluation:
         """Cross entropy over up to `tokens` validation tokens, the same ones each time."""
-        block, batch = self.cfg.model.block, self.cfg.optim.batch
+        block, batch, parallel = self.cfg.model.block, self.batch, self.parallel
         starts = val_starts(len(self.corpus.val), block, tokens)
+        mine = starts[parallel.rank :: parallel.world]
+        passes = -(-len(starts) // (batch * parallel.world))  # the same number on every rank: they may need each other
         self.model.eval()
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
-        for i in range(0, len(starts), batch):
-            x, y = stack_blocks(self.corpus.val, starts[i : i + batch], block, self.device)
-            nats += self.model(x, y).loss.double() * y.numel()
+        for i in range(0, passes * batch, batch):
+            chunk = mine[i : i + batch]
+            x, y = stack_blocks(self.corpus.val, chunk or starts[:1], block, self.device)
+            nats += self.model(x, y).loss.double() * (len(chunk) * block)
+        parallel.sum_(nats)
         self.model.train()
         size = self.corpus.bytes_of(np.concatenate([self.corpus.val[s + 1 : s + 1 + block] for s in starts]))
         count = len(starts) * block
@@ -134,13 +143,13 @@ class Trainer:
     def run(self, run_dir: Path, progress: Progress) -> Result:
         """Train from the current step to the last one; on Ctrl-C or SIGTERM save, and return unfinished."""
         cfg, last = self.cfg, self.cfg.optim.steps
-        log = RunLog(run_dir, resume_step=self.step)
+        log = RunLog(run_dir, resume_step=self.step) if self.parallel.is_main else NoLog()
         window: list[tuple[Tensor, Tensor]] = []
         evaluation: Evaluation | None = None
         saved_step = self.step
         try:
             with _stop_on_signal() as stop, progress:
-                while self.step < last and not stop.is_set():
+                while self.step < last and not self._asked_to_stop(stop):
                     with self.timer:
                         window.append(self.train_step())
                         self.timer.tokens += cfg.tokens_per_step
@@ -164,7 +173,13 @@ class Trainer:
             log.close()
         return Result(run_dir, self.step, evaluation if self.step == last else None, self.step == last)
 
-    def _log(self, log: RunLog, window: list[tuple[Tensor, Tensor]], progress: Progress) -> None:
+    def _asked_to_stop(self, stop: threading.Event) -> bool:
+        """Several processes agree on it where they wait for each other anyway: after a record is logged."""
+        if not self.parallel.distributed:
+            return stop.is_set()
+        return self.step % self.cfg.log_every == 0 and self.parallel.any(stop.is_set())
+
+    def _log(self, log: RunLog | NoLog, window: list[tuple[Tensor, Tensor]], progress: Progress) -> None:
         with self.timer:  # reading the loss waits for the GPU: part of the step
             means = torch.stack([scalars for scalars, _ in window]).mean(0).tolist()
         values = dict(zip(SCALARS, means, strict=True))
