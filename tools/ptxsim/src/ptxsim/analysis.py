@@ -69,6 +69,78 @@ def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[in
     return checks
 
 
+NEVER_FENCED = "no wgmma.fence yet"
+_Accesses = frozenset[tuple[str, str]]
+"""(register, by whom): "instruction", or the shape of the wgmma that accumulated in it."""
+
+
+def unfenced_wgmmas(t: Translator, blocks: list[list[Instruction]]) -> dict[int, list[str]]:
+    """Code to emit where a wgmma.mma_async may lack its wgmma.fence; none for a kernel that has them all.
+
+    PTX ISA 9.7.15.7.1: a fence stands before the first wgmma.mma_async, and between any access to an accumulator or
+    an A register and a wgmma.mma_async on that register, unless both are accumulations of the same shape. A forward
+    may-analysis finds the wgmmas that some path reaches without; what happens on the paths taken is then tracked as it runs.
+    """
+    if not any(ins.full.startswith("wgmma.mma_async") for block in blocks for ins in block):
+        return {}
+    operands = {
+        r for block in blocks for ins in block if ins.full.startswith("wgmma.mma_async")
+        for r in t.registers_of(ins, _wgmma_registers(ins))
+    }  # fmt: skip
+    suspects: set[str] = set()
+    state: list[_Accesses | None] = [None] * (len(blocks) + 1)
+    successors = [_successors(t, i, b) for i, b in enumerate(blocks)]
+    work: list[tuple[int, _Accesses]] = [(0, frozenset({(NEVER_FENCED, "")}))]
+    while work:
+        i, incoming = work.pop()
+        if i >= len(blocks):
+            continue
+        old = state[i]
+        new = incoming if old is None else old | incoming
+        if old is not None and new == old:
+            continue
+        state[i] = new
+        accesses = set(new)
+        for ins in blocks[i]:
+            if ins.full.startswith("wgmma.fence"):
+                accesses.clear()
+            elif ins.full.startswith("wgmma.mma_async"):
+                mine = {*t.registers_of(ins, _wgmma_registers(ins)), NEVER_FENCED}
+                shape = wgmma_shape(ins)
+                suspects.update(r for r, by in accesses if r in mine and by != shape)
+                accesses.update((r, shape) for r in t.registers_of(ins, ins.operands[:1]))
+            else:
+                reads, writes = t.reads_writes(ins)
+                accesses.update((r, "instruction") for r in reads + writes if r in operands)
+        work.extend((nxt, frozenset(accesses)) for nxt in successors[i])
+    if not suspects:
+        return {}
+    code: dict[int, list[str]] = {}
+    for ins in (ins for block in blocks for ins in block):
+        if ins.full.startswith("wgmma.fence"):
+            code[id(ins)] = ["W.unfenced_registers = {}"]
+        elif ins.full.startswith("wgmma.mma_async"):
+            used = sorted(suspects.intersection(t.registers_of(ins, _wgmma_registers(ins))))
+            written = sorted(suspects.intersection(t.registers_of(ins, ins.operands[:1])))
+            code[id(ins)] = [f"check_wgmma_fence(W, {used}, {written}, {wgmma_shape(ins)!r}, {ins.site})"]
+        else:
+            reads, writes = t.reads_writes(ins)
+            touched = sorted(suspects.intersection(reads + writes))
+            if touched:
+                code[id(ins)] = [f"note_registers(W, {touched}, {ins.site})"]
+    return code
+
+
+def _wgmma_registers(ins: Instruction) -> list[str]:
+    """Operands of a wgmma.mma_async that need a fence: the accumulator, and A if it is in registers."""
+    return ins.operands[:2] if ins.operands[1].startswith("{") else ins.operands[:1]
+
+
+def wgmma_shape(ins: Instruction) -> str:
+    """Shape and types of a wgmma.mma_async."""
+    return ".".join(m for m in ins.mods if m not in ("mma_async", "sync", "aligned"))
+
+
 def _successors(t: Translator, i: int, block: list[Instruction]) -> list[int]:
     last = block[-1]
     if last.op == "bra":

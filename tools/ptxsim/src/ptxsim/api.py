@@ -114,6 +114,7 @@ def gpu(
     uninitialized: bool = True,
     trace: Any = None,
     max_instructions: int | None = None,
+    tmem_fences: bool = False,
 ) -> GPU:
     """An emulated GPU to enter.
 
@@ -125,8 +126,12 @@ def gpu(
     uninitialized: report reads of shared memory and TMEM that nobody wrote.
     trace: a `ptxsim.trace.Trace` to fill.
     max_instructions: give up after that many warp instructions.
+    tmem_fences: every synchronisation that orders accesses to tensor memory must have its tcgen05.fence. Without it a release
+        and an acquire do, as the PTX ISA has it and CUTLASS relies on; relaxed ones need the fences in either case.
     """
-    return GPU(arch, Machine(sms, schedule, seed, checks, uninitialized, trace, max_instructions))
+    return GPU(
+        arch, Machine(sms, schedule, seed, checks, uninitialized, trace, max_instructions, tmem_fences)
+    )
 
 
 def _pack(param_size: int, value: Any, known: buffers.Buffers, i: int) -> bytes:

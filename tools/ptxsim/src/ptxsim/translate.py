@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .analysis import pending_registers, shared_granule
+from .analysis import pending_registers, shared_granule, unfenced_wgmmas
 from .core.values import UNDEF, UNDEF_PREDICATE
 from .errors import PtxsimError, Unsupported
 from .isa import HANDLERS, Modifiers
 from .isa.convert import bf16_pairs, is_bf16_pair
 from .parser import Instruction, Kernel, Label, Module, constant, parse_body, split_operands
 
-TRANSLATOR_VERSION = 2
+TRANSLATOR_VERSION = 3
 """Part of the disk cache key: raise it when translated code changes."""
 
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
@@ -209,6 +209,8 @@ class Translator:
         blocks = [self._sink_moves(b) for b in self._split(items)]
         self._allocate(blocks)
         self.hazards = pending_registers(self, blocks)
+        for key, lines in unfenced_wgmmas(self, blocks).items():
+            self.hazards.setdefault(key, []).extend(lines)
         source = []
         for i, block in enumerate(blocks):
             source.append(self._block(i, block, True))

@@ -178,8 +178,10 @@ def release_to(W: Warp, clock: Clock, relaxed: bool) -> None:
     """Publish this warp's accesses; a relaxed operation publishes only what a fence has covered."""
     if not relaxed:
         W.release(clock)
-    elif W.fenced is not None:
+        return
+    if W.fenced is not None:
         clock.join(W.fenced)
+    np.maximum(clock.v[2], W.clock.v[2], out=clock.v[2])
 
 
 def acquire_from(W: Warp, clock: Clock, relaxed: bool) -> None:
@@ -189,6 +191,7 @@ def acquire_from(W: Warp, clock: Clock, relaxed: bool) -> None:
     if W.unfenced is None:
         W.unfenced = W.cluster.order.clock()
     W.unfenced.join(clock)
+    np.maximum(W.clock.v[2], clock.v[2], out=W.clock.v[2])
 
 
 def mbarrier_arrive(

@@ -61,9 +61,11 @@ class Machine:
         uninitialized: bool = True,
         trace: Any = None,
         max_instructions: int | None = None,
+        tmem_fences: bool = False,
     ):
         single_thread()
         self.sms, self.checks, self.uninitialized = sms, checks, uninitialized
+        self.tmem_fences = tmem_fences
         self.rng = np.random.default_rng(seed)
         self.engine = Engine(schedule, self.rng)
         self.trace = trace

@@ -1,8 +1,13 @@
 """Happens-before: the vector clocks of a cluster.
 
 Actors are warps and asynchronous streams (the transactions of one mbarrier, a warp's tensor-core pipe, its bulk copies,
-its TMEM loads, …). A clock has two rows: row 0 says which accesses of each actor happen before now, row 1 which of them are
-also visible to the async proxy. Row 1 lags behind for plain stores until `fence.proxy.async`.
+its TMEM loads, …). A clock has three rows:
+
+    0  which accesses of each actor happen before now
+    1  which of them are also visible to the async proxy; lags behind for plain stores until `fence.proxy.async`
+    2  which tcgen05 operations were published by `tcgen05.fence::before_thread_sync` or `tcgen05.commit`; unlike the others
+       this row travels through relaxed arrivals and waits too, and means something only after `fence::after_thread_sync`
+       (PTX ISA 9.7.16.6.3)
 
 `core.shadow` checks accesses against these clocks.
 """
@@ -16,12 +21,14 @@ import numpy as np
 
 
 class Clock:
-    """One vector clock; `v` has shape (2, actors)."""
+    """One vector clock; `v` has shape (3, actors)."""
 
-    __slots__ = ("v",)
+    __slots__ = ("plain", "v")
 
     def __init__(self, capacity: int):
-        self.v = np.zeros((2, capacity), np.int32)
+        self.v = np.zeros((3, capacity), np.int32)
+        self.plain: Clock | None = None
+        """The clock without regard to tcgen05 fences, where this is the one with (for reports)."""
 
     def join(self, other: Clock) -> None:
         np.maximum(self.v, other.v, out=self.v)
@@ -36,6 +43,7 @@ class Order:
         self.logs: list[Any] = []
         self.clocks: list[Clock] = []
         self.describe_line = describe_line
+        self._scratch: Clock | None = None
 
     def actor(self, name: str, log: Any) -> int:
         """Register an actor. `log`: PTX line of each of its clock values, a list (from 1) or a dict."""
@@ -52,6 +60,12 @@ class Order:
         clock = Clock(self.capacity)
         self.clocks.append(clock)
         return clock
+
+    def scratch(self) -> Clock:
+        """A clock for the access being checked; the next call gives the same one."""
+        if self._scratch is None:
+            self._scratch = self.clock()
+        return self._scratch
 
     def drop(self, *clocks: Clock) -> None:
         self.clocks = [c for c in self.clocks if c not in clocks]

@@ -149,6 +149,11 @@ class Shadow:
         where = f"{self.what} at {self.locate(granule)}"
         first = f"{before} by {self.order.site(other, epoch)}"
         second = f"{now} by {accessor}, {self.order.describe_line(line)}"
+        if clock.plain is not None and epoch <= clock.plain.v[0][other]:
+            raise Race(
+                f"missing tcgen05.fence on {where}: {first}; then {second}. They are ordered, but not by "
+                "tcgen05.fence::before_thread_sync (or a commit) and tcgen05.fence::after_thread_sync"
+            )
         if reader is None and epoch <= clock.v[0][other]:
             raise Race(
                 f"missing proxy fence on {where}: {first}; then {second} through the async proxy. "

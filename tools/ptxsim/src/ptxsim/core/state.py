@@ -157,6 +157,8 @@ class Warp:
         self.clock = self.cluster.order.clock()
         self.fenced: Clock | None = None
         self.unfenced: Clock | None = None
+        self.tensor: Clock | None = None
+        """Row 0: what later tcgen05 operations of this warp are ordered after by tcgen05.fence and tcgen05.wait."""
 
         self.streams: dict[str, Stream] = {}
         self.bulk_groups: deque[BulkGroup] = deque()
@@ -170,6 +172,8 @@ class Warp:
         """Clock value at which the last of them was read."""
         self.cluster_generation = 0
         self.wgmma_owner: dict[int, Any] = {}
+        self.unfenced_registers: dict[str, tuple[str, int]] | None = None
+        """Accesses since the last wgmma.fence (None: there was none), where a kernel may lack one: shape if by a wgmma, line."""
 
     def touch(self, line: int) -> int:
         """A new access by this warp: its clock value."""

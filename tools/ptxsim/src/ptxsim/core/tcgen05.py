@@ -17,7 +17,7 @@ from .descriptors import E8M0, UE4M3, check_operand, decode_bytes, read_operand
 from .memory import who
 from .order import Clock
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, TMEM_LANES, TMEM_POISON
-from .tmem import check_columns, column_index, stream_clock
+from .tmem import check_columns, column_index, publish_tensor, stream_clock, tensor_clock
 from .values import Array, Mask, Value, count_lanes, count_true, first
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
     barriers = [find_mbarrier(W, t, line, asynchronous=True) for t in targets]
     known = W.cluster.order.clock()
     W.release(known)
+    publish_tensor(W, known.v)
+    if W.tensor is not None:  # what the committed operations are ordered after is complete with them
+        np.maximum(known.v[0], W.tensor.v[0], out=known.v[0])
 
     def arrive() -> None:
         for barrier in barriers:
@@ -96,7 +99,7 @@ def tc_copy(
             _ = cta.tmem
             if cta.tmem_shadow:
                 index = column_index(0, 3, column, words)
-                cta.tmem_shadow.write(clock, 0, index, stream.actor, epoch, line, accessor)
+                cta.tmem_shadow.write(tensor_clock(W, clock), 0, index, stream.actor, epoch, line, accessor)
     W.machine.count("tcgen05.cp", 1)
 
     def land() -> None:
@@ -326,9 +329,10 @@ def _check_mma(
         for start, n in reads:
             check_columns(cta, start, n, "tcgen05.mma operand", W, line)
         if shadow and not shadow.repeated(actor, epoch, (column, s.columns, *reads)):
+            ordered = tensor_clock(W, clock)
             for start, n in reads:
-                shadow.read(clock, 0, column_index(0, 3, start, n), actor, epoch, line, accessor)
-            shadow.write(clock, 0, column_index(0, 3, column, s.columns), actor, epoch, line, accessor)
+                shadow.read(ordered, 0, column_index(0, 3, start, n), actor, epoch, line, accessor)
+            shadow.write(ordered, 0, column_index(0, 3, column, s.columns), actor, epoch, line, accessor)
             shadow.remember(actor, epoch, (column, s.columns, *reads))
 
 

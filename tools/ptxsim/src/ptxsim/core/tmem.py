@@ -31,11 +31,30 @@ class stream_clock:
     def __enter__(self) -> Clock:
         v = self.clock.v
         self.saved = v[0, self.actor], v[1, self.actor]
-        v[:, self.actor] = _ORDERED
+        v[0, self.actor] = v[1, self.actor] = _ORDERED
         return self.clock
 
     def __exit__(self, *exc: object) -> None:
         self.clock.v[0, self.actor], self.clock.v[1, self.actor] = self.saved
+
+
+def tensor_clock(W: Warp, clock: Clock) -> Clock:
+    """What orders an access to tensor memory, given the `stream_clock` of its stream.
+
+    Release and acquire order tcgen05 operations like all others (PTX ISA 9.7.16.6.3); so do relaxed operations with
+    tcgen05.fence on both sides. `tmem_fences` asks for the fences in either case.
+    """
+    fenced = W.tensor
+    if W.machine.tmem_fences:
+        ordered = W.cluster.order.scratch()
+        ordered.v[0] = np.where(clock.v[0] == _ORDERED, _ORDERED, 0 if fenced is None else fenced.v[0])
+        ordered.plain = clock
+        return ordered
+    if fenced is None:
+        return clock
+    ordered = W.cluster.order.scratch()
+    np.maximum(clock.v[0], fenced.v[0], out=ordered.v[0])
+    return ordered
 
 
 @lru_cache(maxsize=4096)
@@ -116,6 +135,8 @@ def tmem_dealloc(W: Warp, m: Mask, a: Value, columns: Value, group: int, line: i
         # A load whose registers have been used has read its columns: enough for giving them back.
         done = W.cluster.order.clock()
         done.join(W.current())
+        if W.tensor is not None:
+            np.maximum(done.v[0], W.tensor.v[0], out=done.v[0])
         for warp in cta.warps:
             loads = warp.streams.get("tcgen05.ld")
             if loads and not warp.loading and 0 < warp.loads_used <= done.v[0, warp.actor]:
@@ -171,7 +192,8 @@ def tmem_load(
         quarter = W.number % 4
         index = column_index(quarter, quarter, column, int(columns.max()) - column + 1)
         with stream_clock(W, stream) as clock:
-            cta.tmem_shadow.read(clock, 0, index, stream.actor, epoch, line, f"tcgen05.ld by {W.name}")
+            ordered = tensor_clock(W, clock)
+            cta.tmem_shadow.read(ordered, 0, index, stream.actor, epoch, line, f"tcgen05.ld by {W.name}")
 
     def land() -> None:
         if shape == "32x32b":
@@ -203,7 +225,8 @@ def tmem_store(W: Warp, a: Value, shape: str, n: int, values: list[Value], unpac
         quarter = W.number % 4
         index = column_index(quarter, quarter, column, int(columns.max()) - column + 1)
         with stream_clock(W, stream) as clock:
-            cta.tmem_shadow.write(clock, 0, index, stream.actor, epoch, line, f"tcgen05.st by {W.name}")
+            ordered = tensor_clock(W, clock)
+            cta.tmem_shadow.write(ordered, 0, index, stream.actor, epoch, line, f"tcgen05.st by {W.name}")
     data = np.stack([spread(v) for v in values]).astype(np.uint32)
     if unpacked:
         data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], 1).reshape(-1, 32)
@@ -218,14 +241,34 @@ def tmem_wait(W: Warp, what: str, line: int) -> None:
     stream = W.stream(f"tcgen05.{what}", "tmem")
     while stream.ops:
         W.machine.engine.force(stream.ops.popleft()[1])
-    stream.complete(W.clock, stream.epoch)
+    actor, v = stream.actor, W.clock.v
+    v[:2, actor] = stream.epoch
+    if W.tensor is None and W.machine.tmem_fences:
+        W.tensor = W.cluster.order.clock()
+    if W.tensor is not None:
+        W.tensor.v[0, actor] = stream.epoch
+        np.maximum(v[0], W.tensor.v[0], out=v[0])
     stream.epoch += 1
     if what == "ld":
         W.loading.clear()
 
 
 def tmem_fence(W: Warp, what: str) -> None:
-    """tcgen05.fence orders tcgen05 operations around thread synchronisation; the barriers here already do."""
+    """Order tcgen05 operations around thread synchronisation, relaxed or not (PTX ISA 9.7.16.6.3)."""
+    v = W.current().v
+    if what == "before_thread_sync":
+        publish_tensor(W, v)
+    elif W.machine.tmem_fences or (v[2] > v[0]).any():
+        if W.tensor is None:
+            W.tensor = W.cluster.order.clock()
+        np.maximum(W.tensor.v[0], v[2], out=W.tensor.v[0])
+
+
+def publish_tensor(W: Warp, v: Array) -> None:
+    """In rows `v` of a clock, what row 0 or this warp's fences have ordered counts as published."""
+    np.maximum(v[2], v[0], out=v[2])
+    if W.tensor is not None:
+        np.maximum(v[2], W.tensor.v[0], out=v[2])
 
 
 def check_pending(W: Warp, read: list[int], written: list[int], line: int) -> None:

@@ -41,7 +41,30 @@ class _Accumulate:
 
 
 def wgmma_fence(W: Warp) -> None:
-    """Registers are read at issue here, so the fence has nothing to order."""
+    """Registers are read at issue here, so nothing waits for the fence; `check_wgmma_fence` asks for it."""
+
+
+def note_registers(W: Warp, registers: list[str], line: int) -> None:
+    """An instruction other than wgmma is about to access registers that a wgmma uses."""
+    if W.unfenced_registers is not None:
+        W.unfenced_registers.update(dict.fromkeys(registers, ("", line)))
+
+
+def check_wgmma_fence(W: Warp, used: list[str], accumulated: list[str], shape: str, line: int) -> None:
+    """Emitted before a wgmma.mma_async that some path reaches without wgmma.fence."""
+    accesses = W.unfenced_registers
+    if not W.machine.checks:
+        return
+    if accesses is None:
+        raise Fault(f"no wgmma.fence before the first wgmma.mma_async: {who(W, line)}")
+    for register in used:
+        by, where = accesses.get(register, (shape, 0))
+        if by != shape:
+            raise Fault(
+                f"no wgmma.fence between an access to {register} ({W.machine.describe_line(where)}) and the wgmma.mma_async "
+                f"that uses it: {who(W, line)}"
+            )
+    accesses.update(dict.fromkeys(accumulated, (shape, line)))
 
 
 def wgmma_mma(
