@@ -167,7 +167,7 @@ def test_damaged_checkpoint_is_refused(finished, capsys, tmp_path):
 
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    state = find_checkpoint(copy) / "state.pt"
+    state = find_checkpoint(copy) / "__0_0.distcp"
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 0x10
     state.write_bytes(data)

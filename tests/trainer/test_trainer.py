@@ -15,6 +15,7 @@ from mx_trainer.errors import CheckpointError
 from mx_trainer.metrics import read_metrics
 from mx_trainer.progress import Progress
 from rich.console import Console
+from support.checkpoints import same_state, whole_state
 
 from .conftest import SMALL, spawn
 
@@ -33,16 +34,6 @@ def same_records(a, b) -> bool:
     ]
 
 
-def same_state(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b) and a.dtype == b.dtype
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same_state, a, b))
-    return a == b
-
-
 @pytest.mark.parametrize("precision", ["fp32", "mxfp8"])
 def test_c20_resume_in_a_new_process(precision, text_folder, tmp_path):
     flags = [
@@ -58,12 +49,9 @@ def test_c20_resume_in_a_new_process(precision, text_folder, tmp_path):
     straight, resumed = read_metrics(tmp_path / "straight"), read_metrics(folder)
     assert [r["step"] for r in straight if "train_loss" in r] == list(range(1, 21))
     assert same_records(straight, resumed)
-    states = [
-        torch.load(find_checkpoint(tmp_path / n) / "state.pt", weights_only=True)
-        for n in ("straight", "resumed")
-    ]
+    states = [whole_state(find_checkpoint(tmp_path / n)) for n in ("straight", "resumed")]
     assert same_state(*states)
-    assert any(v.abs().sum() > 0 for k, v in states[0]["model"].items() if k.endswith("expert_bias"))
+    assert any(v.abs().sum() > 0 for k, v in states[0].items() if k.endswith("expert_bias"))
     assert step in (10, 20)
 
 

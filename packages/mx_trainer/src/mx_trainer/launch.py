@@ -134,7 +134,7 @@ def load_for_sampling(checkpoint: Path, device: str) -> tuple[GPT, TextTokenizer
     cfg = Config.load(run_dir / "config.json")
     where = resolve_device(device)
     model = GPT(cfg, resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, where))
-    model.load_state_dict(load_checkpoint(checkpoint)["model"])
+    load_checkpoint(checkpoint, {"model": model.state_dict()})
     model.to(where).prepare_weights()
     return model, load_tokenizer(run_dir), load_corpus_info(run_dir)
 

@@ -11,13 +11,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mx_trainer.checkpoint import load_checkpoint, save_checkpoint
+from mx_trainer import run_state
+from mx_trainer.checkpoint import State, load_checkpoint, read_values, save_checkpoint
 from mx_trainer.config import Config
 from mx_trainer.data import BlockSampler, Corpus, stack_blocks, val_starts
 from mx_trainer.errors import CheckpointError, ConfigError
@@ -218,45 +218,50 @@ class Trainer:
     def save(self, run_dir: Path) -> Path:
         return save_checkpoint(run_dir / "checkpoints", self.step, self.state_dict(), self.cfg.keep)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the rest of the run depends on."""
-        cuda = self.device.type == "cuda"
+    def state_dict(self) -> State:
+        """Everything the rest of the run depends on: plain values, and this process's part of the tensors."""
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "data_position": self.sampler.position,
             "data_sha256": self.corpus.info.sha256,
-            "rng_cpu": torch.get_rng_state(),
-            "rng_cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+            "world": self.parallel.world,
+            "device": self.device.type,
+            "model": self.model.state_dict(),
+            "optimizer": run_state.optimizer_state(self.model, self.optimizer),
+            **run_state.random_state(self.parallel),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
+    def load_state_dict(self, state: State) -> None:
+        """Continue where `state` was taken; it is taken over, not copied.
 
         Raises:
             CheckpointError: if the data are others, or the model does not fit.
         """
-        if state["data_sha256"] != self.corpus.info.sha256:
-            raise CheckpointError(
-                f"the checkpoint was trained on data with SHA-256 {state['data_sha256'][:16]}..., "
-                f"got {self.corpus.info.sha256[:16]}...: {self.corpus.info.source} has changed"
-            )
+        self._refuse_other_data(state)
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise CheckpointError(
                 f"the checkpoint is of another model: {str(error).splitlines()[1].strip()}"
             ) from error
-        self.optimizer.load_state_dict(state["optimizer"])
+        run_state.set_optimizer_state(self.model, self.optimizer, state["optimizer"])
         self.step, self.sampler.position = state["step"], state["data_position"]
-        torch.set_rng_state(state["rng_cpu"])
-        if self.device.type == "cuda" and state["rng_cuda"] is not None:
-            torch.cuda.set_rng_state(state["rng_cuda"], self.device)
+        run_state.set_random_state(state, self.cfg.seed, self.parallel)
 
     def resume(self, checkpoint: Path) -> None:
-        """Load a checkpoint folder."""
-        self.load_state_dict(load_checkpoint(checkpoint))
+        """Load a checkpoint folder, of any number of processes. A failure leaves the trainer as it was."""
+        values = read_values(checkpoint)
+        self._refuse_other_data(values)
+        into = run_state.empty_state(self.model, self.parallel, values)
+        self.load_state_dict(load_checkpoint(checkpoint, into))
+
+    def _refuse_other_data(self, values: State) -> None:
+        theirs, mine = values["data_sha256"], self.corpus.info.sha256
+        if theirs != mine:
+            raise CheckpointError(
+                f"the checkpoint was trained on data with SHA-256 {theirs[:16]}..., "
+                f"got {mine[:16]}...: {self.corpus.info.source} has changed"
+            )
 
 
 @contextmanager
