@@ -11,12 +11,9 @@ from rich.console import Console
 
 from mx_bench import machine, report
 from mx_bench.compare import compare
-from mx_bench.project.machines import H200, MACHINES, Machine, load_machine
-from mx_bench.project.model import project_layer
-from mx_bench.project.report import constants_table, layer_table, steps_table
+from mx_bench.project import command as project_command
 from mx_bench.results import Measurement, Results, load
 from mx_bench.sections import SECTIONS, Plan
-from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES
 
 PUBLISHED_LAYER, PUBLISHED_END_TO_END = 3.5, 1.5
 """Speed-ups of an MoE layer and a training step that moved to MXFP8 on B200, cursor.com/blog/kernels (2025)."""
@@ -47,13 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     comparing.set_defaults(function=_compare)
 
     projecting = commands.add_parser("project", help="projected times on machines that were not measured")
-    projecting.add_argument(
-        "--machine", action="append", help=f"{', '.join(MACHINES)} or a TOML file; may be repeated"
-    )
-    projecting.add_argument(
-        "--expert-share", type=float, default=0.5, help="experts' share of a BF16 training step"
-    )
-    projecting.set_defaults(function=_project)
+    project_command.add_arguments(projecting)
+    projecting.set_defaults(function=project_command.project)
     return parser
 
 
@@ -118,24 +110,3 @@ def _compare(args: argparse.Namespace) -> int:
         if missing:
             console.print(f"only in the {label} run: {len(missing)}")
     return 0
-
-
-def _project(args: argparse.Namespace) -> int:
-    if not 0 < args.expert_share < 1:
-        raise ValueError(f"--expert-share: expected a share between 0 and 1, got {args.expert_share}")
-    console = Console()
-    for chosen in [_machine(name) for name in args.machine or ("H200", "B200", "GB300")]:
-        console.print(layer_table(chosen, (*DESIGN_SHAPES, *MODEL_SHAPES), args.expert_share))
-        if chosen is not H200:
-            console.print(steps_table(project_layer(DESIGN_SHAPES[1], chosen, "mxfp8")))
-        console.print(constants_table(chosen))
-    return 0
-
-
-def _machine(name: str) -> Machine:
-    if name in MACHINES:
-        return MACHINES[name]
-    path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"--machine: expected {', '.join(MACHINES)} or a TOML file, got {name!r}")
-    return load_machine(path)

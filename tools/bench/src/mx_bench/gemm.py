@@ -48,6 +48,11 @@ class GemmShape:
         sizes[0] += self.rows - sizes.sum()
         return sizes.tolist()
 
+    def case_name(self, mode: str, skew: float) -> str:
+        """Names a problem in results: its mode, sizes, smallest and largest group."""
+        sizes = self.sizes(skew)
+        return f"{mode}, {self} of {min(sizes)} to {max(sizes)}"
+
 
 SHAPES = (
     GemmShape(32768, 8, 4096, 4096),
@@ -67,7 +72,7 @@ def gemm_cases(device: str, *, smoke: bool) -> Iterator[Case]:
 
 
 def gemm_case(shape: GemmShape, mode: str, skew: float, device: str) -> Case:
-    """One problem; the case's name holds the smallest and largest group."""
+    """One problem with all its contestants."""
     sizes = shape.sizes(skew)
     offs = torch.tensor(sizes).cumsum(0).to(device, torch.int32)
     element = 2
@@ -103,8 +108,12 @@ def gemm_case(shape: GemmShape, mode: str, skew: float, device: str) -> Case:
         "torch.bmm, equal groups": _bmm(mode, sets, shape),
         "torch._grouped_mm": _grouped_mm(mode, sets, offs) if device == "cuda" else "needs a GPU",
     }
-    name = f"{mode}, {shape} of {min(sizes)} to {max(sizes)}"
-    return Case(name, contestants, bytes=float(element * (operands + result)), flop=float(shape.flop))
+    return Case(
+        shape.case_name(mode, skew),
+        contestants,
+        bytes=float(element * (operands + result)),
+        flop=float(shape.flop),
+    )
 
 
 def _quantized(mode: str, a: Tensor, b: Tensor, offs: Tensor):

@@ -11,6 +11,7 @@ from mx_bench.cases import Call, Case
 from mx_bench.shapes import MoEShape
 
 SECTION = "MoE layer"
+IN_CALL = "ours MXFP8, weights quantised in the call"
 
 
 def routed_inputs(shape: MoEShape, device: str, *, skew: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
@@ -42,11 +43,11 @@ def layer_cases(shapes: tuple[MoEShape, ...], device: str) -> Iterator[Case]:
         functions: dict[str, Callable[..., Tensor]] = {
             "ours BF16": lambda *a: moe_mlp(*a, recipe="bf16"),
             "ours MXFP8": lambda *a, wq=prepared: moe_mlp(*a, recipe="mxfp8", wq=wq),
-            "ours MXFP8, weights quantised in the call": lambda *a: moe_mlp(*a, recipe="mxfp8"),
+            IN_CALL: lambda *a: moe_mlp(*a, recipe="mxfp8"),
             "torch eager": torch_moe,
             "torch.compile": torch.compile(torch_moe),
         }
-        name = f"{shape.name} T{shape.tokens} D{shape.width} H{shape.expert_width} E{shape.experts} k{shape.top_k}"
+        name = shape.case_name
         arguments = (x, ids, weights, w1, w2)
         forward: dict[str, Call] = {n: _forward(f, arguments) for n, f in functions.items()}
         both: dict[str, Call] = {n: _forward_backward(f, arguments, dout) for n, f in functions.items()}

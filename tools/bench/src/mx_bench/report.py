@@ -75,22 +75,28 @@ def markdown(results: Results) -> str:
     lines = ["# mx-bench", ""]
     if results.smoke:
         lines += [SMOKE_WARNING, ""]
-    lines += _markdown_table(
+    lines += markdown_table(
         ("machine", ""), [(k, str(v)) for k, v in results.machine.items() if v is not None]
     )
     for section, measurements in by_section(results):
         lines += ["", f"## {section}", ""]
-        lines += _markdown_table(COLUMNS, [row(m, results) for m in measurements])
+        lines += markdown_table(COLUMNS, [row(m, results) for m in measurements])
     return "\n".join(lines) + "\n"
 
 
-def charts(results: Results, folder: Path) -> list[Path]:
-    """One bar chart a section: each contestant's share of the ceiling. Sections without a roofline get none."""
+def pyplot():
+    """The plotting library without a display, imported at the first picture only."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def charts(results: Results, folder: Path) -> list[Path]:
+    """One bar chart a section: each contestant's share of the ceiling. Sections without a roofline get none."""
+    plt = pyplot()
     written = []
     for section, measurements in by_section(results):
         bars = [
@@ -129,5 +135,6 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *rows)]

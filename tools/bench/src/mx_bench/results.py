@@ -141,13 +141,14 @@ def load(path: Path) -> Results:
     """Read what `Results.save` wrote.
 
     Raises:
-        ValueError: not JSON, or not of this schema.
+        ValueError: no such file, not JSON, or not of this schema.
     """
     try:
         data = json.loads(path.read_text())
         jsonschema.validate(data, SCHEMA)
-    except (json.JSONDecodeError, jsonschema.ValidationError) as error:
-        raise ValueError(f"{path}: expected mx-bench results, schema {SCHEMA_VERSION}: {error}") from None
+    except (OSError, json.JSONDecodeError, jsonschema.ValidationError) as error:
+        reason = error.message if isinstance(error, jsonschema.ValidationError) else error
+        raise ValueError(f"{path}: expected mx-bench results, schema {SCHEMA_VERSION}: {reason}") from None
     return Results(
         machine=data["machine"],
         smoke=data["smoke"],

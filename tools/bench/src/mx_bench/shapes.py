@@ -21,8 +21,9 @@ class MoEShape:
         return self.tokens * self.top_k
 
     @property
-    def rows_per_expert(self) -> float:
-        return self.rows / self.experts
+    def case_name(self) -> str:
+        """Names the layer in results."""
+        return f"{self.name} T{self.tokens} D{self.width} H{self.expert_width} E{self.experts} k{self.top_k}"
 
     @property
     def forward_flop(self) -> int:

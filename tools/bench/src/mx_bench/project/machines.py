@@ -1,7 +1,8 @@
-"""What the projection knows of a machine: one table of constants, each with its source.
+"""What the projection knows: one table of constants, each with its source, and what a user may replace in a TOML file.
 
-Confidence of a source: *measured* (by this project, on that machine), *published* (somebody's raw data or source
-code), *datasheet*, *inferred* (our own arithmetic from the others; the weakest kind).
+Confidence of a source: *measured* (by this project, on that machine), *fitted* (to this project's measurements,
+docs/projection_h200.md), *published* (somebody's raw data or source code), *datasheet*, *inferred* (our own arithmetic
+from the others; the weakest kind).
 """
 
 import tomllib
@@ -9,133 +10,168 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from mx_kernels.sm100.config import SMEM_BYTES_PER_CLOCK, TILE_CLOCKS
+
+# What holds on every machine ---------------------------------------------------------------------------------------
+
+OVERHEAD: dict[str, float] = {
+    "stream": 0.0,
+    "indexed": 0.13,
+    "gather_quantize": 0.43,
+    "dswiglu_quantize": 0.28,
+}
+"""Time of a memory-bound kernel beyond its bytes at copy speed, as a share of that time on an H200: instructions and
+waiting that its loads do not hide. It scales with multiprocessors and clock, not with the memory."""
+
+FIXED: dict[str, float] = {"route": 12.0e-6, "slot_weights": 5.6e-6}
+"""Seconds of kernels that wait for latencies, as measured on an H200 with 128 experts; taken over unchanged."""
+
+GENERAL_SOURCES = {
+    "overhead: stream": "fitted: quantise, SwiGLU + quantise, combine (0.98 to 1.03 of the copy)",
+    "overhead: indexed": "fitted: gather, combine backward, SwiGLU backward in BF16 (0.86 to 0.91)",
+    "overhead: gather_quantize": "fitted: gather + quantise, weighted or not (0.63 to 0.76)",
+    "overhead: dswiglu_quantize": "fitted: SwiGLU backward with quantised outputs (0.74 and 0.83)",
+    "fixed: route": "measured on an H200, docs/memory_bound.md",
+    "fixed: slot_weights": "measured on an H200, docs/memory_bound.md",
+}
+
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU. Rates are dense, in operations per clock and SM; bandwidths in bytes per second; times in SM clocks."""
+    """One GPU. Rates are dense; clocks are SM clocks; bandwidths are bytes per second."""
 
     name: str
+    backend: str
+    """Whose tiles: "sm90" or "sm100"."""
     sms: int
     clock_hz: float
     flop_per_clock_bf16: float
+    """Of one SM."""
     flop_per_clock_mx: float
-    """Rate at which this machine multiplies MXFP8 operands; the BF16 rate where they are dequantised first."""
+    """The same for MXFP8 operands; the BF16 rate where they are dequantised first."""
     sustained_flops_bf16: float
     """What power allows on random data, however good the kernel."""
     sustained_flops_mx: float
     copy_bandwidth: float
     """Device-to-device copy, bytes read plus bytes written."""
     l2_bandwidth: float
-    tile_m: int
-    tile_n: int
-    ctas_per_tile: int
-    l2_bytes_per_kflop_at_8bit: float
-    """Operand bytes that cross L2 for 1000 FLOP with this tile and its multicast, one byte an element."""
-    epilogue_clocks_per_byte: float
-    """Draining, staging and writing one output byte of an SM's tile, when the main loop hides nothing of it."""
+    smem_bytes_per_clock: float
+    """What the tensor core of one SM reads of its operands from shared memory."""
+    epilogue_clocks: float
+    """Draining, staging and storing 128 x 256 outputs, where the next tile's main loop hides it."""
     bubble_clocks: float
-    """Per tile: what is exposed between two main loops (accumulator drain, chain latency, signalling)."""
+    """What nothing hides between two tiles of 128 x 256 outputs: drain, chain latency, signalling, the epilogue on Hopper."""
+    scale_clocks: float
+    """What nothing hides of copying 128 x 4 scales to tensor memory; 0 where they do not go there."""
+    dequantize_a_clocks: float
+    """MXFP8 A to BF16, 128 rows x 64 of K, on one SM; 0 where the tensor core takes MXFP8."""
+    dequantize_b_clocks: float
+    """The same for B, K contiguous (fprop)."""
+    dequantize_b_transposed_clocks: float
+    """The same for B with the other axis contiguous (dgrad, wgrad)."""
     launch_s: float
     """From one kernel's end to the next one's start in a stream."""
 
-    @property
-    def units(self) -> int:
-        """Independent workers that each compute one output tile."""
-        return self.sms // self.ctas_per_tile
-
-
-SOURCES: dict[str, dict[str, str]] = {
-    "H200": {
-        "sms": "datasheet",
-        "clock_hz": "datasheet boost clock; the power term governs long GEMMs",
-        "flop_per_clock_bf16": "datasheet: 989 TFLOP/s at 1.83 GHz over 132 SMs",
-        "flop_per_clock_mx": "measured: MXFP8 is dequantised to BF16, so the BF16 rate",
-        "sustained_flops_bf16": "measured: 8192-cubed BF16 product on random data, 784 to 799 TFLOP/s",
-        "sustained_flops_mx": "as BF16",
-        "copy_bandwidth": "measured: 4.16 to 4.25 TB/s",
-        "l2_bandwidth": "published: RRZE-HPC/gpu-benches, 9.7 to 10.3 TB/s",
-        "tile_m": "this project's sm90 kernel",
-        "tile_n": "this project's sm90 kernel",
-        "ctas_per_tile": "this project's sm90 kernel",
-        "l2_bytes_per_kflop_at_8bit": "arithmetic: 1000/256 + 1000/512 bytes with a 2x1 cluster",
-        "epilogue_clocks_per_byte": "inferred: copy bandwidth shared by 132 SMs",
-        "bubble_clocks": "fitted to this project's H200 measurements",
-        "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch, less when queued",
-    },
-    "B200": {
-        "sms": "published: SemiAnalysis microbench-blackwell",
-        "clock_hz": "datasheet: 4.5 PFLOP/s dense FP8 over 148 SMs",
-        "flop_per_clock_bf16": "published: SemiAnalysis microbench-blackwell, 8192",
-        "flop_per_clock_mx": "published: SemiAnalysis microbench-blackwell, 16384 for mxf8f6f4",
-        "sustained_flops_bf16": "inferred: half of the FP8 limit",
-        "sustained_flops_mx": "inferred: ~3.5 PFLOP/s on random data at 1 kW, from published B300 power runs",
-        "copy_bandwidth": "inferred: 7.26 TB/s best published read, ~6.7 for a 1:1 mix",
-        "l2_bandwidth": "published: 13 to 17 TB/s measured on B300",
-        "tile_m": "this project's sm100 kernel",
-        "tile_n": "this project's sm100 kernel",
-        "ctas_per_tile": "this project's sm100 kernel: cta_group::2",
-        "l2_bytes_per_kflop_at_8bit": "arithmetic: 256x256 pair tile, 2x2 multicast, scales +3 %",
-        "epilogue_clocks_per_byte": "inferred: 6.7 TB/s shared by 148 SMs at 1.86 GHz",
-        "bubble_clocks": "inferred: an overlapped accumulator exposes about half of ~1000 clocks",
-        "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch, less when queued",
-    },
-}
 
 H200 = Machine(
     name="H200",
+    backend="sm90",
     sms=132,
     clock_hz=1.83e9,
     flop_per_clock_bf16=4096,
     flop_per_clock_mx=4096,
     sustained_flops_bf16=7.9e14,
     sustained_flops_mx=7.9e14,
-    copy_bandwidth=4.2e12,
+    copy_bandwidth=4.24e12,
     l2_bandwidth=1.0e13,
-    tile_m=128,
-    tile_n=256,
-    ctas_per_tile=1,
-    l2_bytes_per_kflop_at_8bit=1000 / 256 + 1000 / 512,
-    epilogue_clocks_per_byte=132 * 1.83e9 / 4.2e12,
-    bubble_clocks=3000,
-    launch_s=1.0e-6,
+    smem_bytes_per_clock=SMEM_BYTES_PER_CLOCK,
+    epilogue_clocks=0,
+    bubble_clocks=3500,
+    scale_clocks=0,
+    dequantize_a_clocks=800,
+    dequantize_b_clocks=160,
+    dequantize_b_transposed_clocks=640,
+    launch_s=2.0e-6,
 )
 B200 = Machine(
     name="B200",
+    backend="sm100",
     sms=148,
     clock_hz=1.86e9,
     flop_per_clock_bf16=8192,
     flop_per_clock_mx=16384,
-    sustained_flops_bf16=1.75e15,
-    sustained_flops_mx=3.5e15,
+    sustained_flops_bf16=1.6e15,
+    sustained_flops_mx=3.2e15,
     copy_bandwidth=6.7e12,
     l2_bandwidth=1.5e13,
-    tile_m=256,
-    tile_n=256,
-    ctas_per_tile=2,
-    l2_bytes_per_kflop_at_8bit=2.93,
-    epilogue_clocks_per_byte=148 * 1.86e9 / 6.7e12,
-    bubble_clocks=500,
-    launch_s=1.0e-6,
+    smem_bytes_per_clock=SMEM_BYTES_PER_CLOCK,
+    epilogue_clocks=650 + 512 + 512,
+    bubble_clocks=TILE_CLOCKS,
+    scale_clocks=17,
+    dequantize_a_clocks=0,
+    dequantize_b_clocks=0,
+    dequantize_b_transposed_clocks=0,
+    launch_s=2.0e-6,
 )
 GB300 = replace(
     B200,
     name="GB300",
     sms=152,
     clock_hz=1.92e9,
-    sustained_flops_bf16=2.25e15,
-    sustained_flops_mx=4.5e15,
+    sustained_flops_bf16=2.0e15,
+    sustained_flops_mx=4.0e15,
     copy_bandwidth=6.9e12,
 )
+MACHINES = {machine.name: machine for machine in (H200, B200, GB300)}
+
+SOURCES: dict[str, dict[str, str]] = {
+    "H200": {
+        "backend": "this project",
+        "sms": "datasheet",
+        "clock_hz": "datasheet boost clock; the power term governs long GEMMs",
+        "flop_per_clock_bf16": "datasheet: 989 TFLOP/s at 1.83 GHz over 132 SMs",
+        "flop_per_clock_mx": "as BF16: MXFP8 is dequantised to BF16",
+        "sustained_flops_bf16": "measured: BF16 product 8192^3 on random data, 784 to 799 TFLOP/s",
+        "sustained_flops_mx": "as BF16",
+        "copy_bandwidth": "measured: 4.16 to 4.27 TB/s",
+        "l2_bandwidth": "published: RRZE-HPC/gpu-benches, 9.7 to 10.3 TB/s",
+        "smem_bytes_per_clock": "published: SemiAnalysis, Dissecting Blackwell; the same on Hopper",
+        "epilogue_clocks": "nothing hides Hopper's epilogue: it is part of the bubble",
+        "bubble_clocks": "fitted: nine BF16 GEMMs in equal groups",
+        "scale_clocks": "scales stay in shared memory",
+        "dequantize_a_clocks": "fitted: nine MXFP8 GEMMs in equal groups",
+        "dequantize_b_clocks": "fitted: the same, fprop",
+        "dequantize_b_transposed_clocks": "fitted: the same, dgrad and wgrad",
+        "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch",
+    },
+    "B200": {
+        "backend": "this project",
+        "sms": "published: SemiAnalysis microbench-blackwell",
+        "clock_hz": "datasheet: 4.5 PFLOP/s dense FP8 over 148 SMs",
+        "flop_per_clock_bf16": "published: SemiAnalysis microbench-blackwell",
+        "flop_per_clock_mx": "published: SemiAnalysis microbench-blackwell, mxf8f6f4",
+        "sustained_flops_bf16": "inferred: half of the FP8 limit",
+        "sustained_flops_mx": "published: fastest FP8 product seen on a B200, 3.2 PFLOP/s (cursor.com/blog/kernels)",
+        "copy_bandwidth": "inferred: 7.26 TB/s best published read, ~6.7 for a 1:1 mix",
+        "l2_bandwidth": "published: 13 to 17 TB/s measured on B300 (ademeure/QuickRunCUDA)",
+        "smem_bytes_per_clock": "published: SemiAnalysis, Dissecting Blackwell",
+        "epilogue_clocks": "inferred from published rates: TMEM drain 650, writing SMEM 512, its TMA read 512",
+        "bubble_clocks": "inferred: sm100/config.py, half of the ~1,000 clocks of an undivided accumulator and more",
+        "scale_clocks": "inferred: one published kernel, FP8 3,040 and with scales 2,750 TFLOP/s (cursor.com/blog/kernels), 256 x 256",
+        "dequantize_a_clocks": "the tensor core takes MXFP8",
+        "dequantize_b_clocks": "the tensor core takes MXFP8",
+        "dequantize_b_transposed_clocks": "the tensor core takes MXFP8",
+        "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch",
+    },
+}
 SOURCES["GB300"] = {
     **SOURCES["B200"],
     "sms": "inferred: published as at most 160, exact count not found",
     "clock_hz": "published: Verda's B300 post, 1.92 GHz sustained",
     "sustained_flops_bf16": "inferred: half of the FP8 limit",
-    "sustained_flops_mx": "inferred: 3.5 PFLOP/s at 1 kW scaled to 1.4 kW, with clocks that fall as power rises",
+    "sustained_flops_mx": "published: cuBLAS FP8 on random data on B300, 3,983 TFLOP/s (ademeure/QuickRunCUDA)",
     "copy_bandwidth": "published: 6.7 to 6.9 TB/s mixed reads and writes on B300",
 }
-
-MACHINES = {machine.name: machine for machine in (H200, B200, GB300)}
 
 
 def load_machine(path: Path) -> Machine:
@@ -144,16 +180,39 @@ def load_machine(path: Path) -> Machine:
     Raises:
         ValueError: a base or field that does not exist, or a value that is not a number.
     """
-    table = tomllib.loads(path.read_text())
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected TOML: {error}") from None
     base = table.pop("base", "B200")
     if base not in MACHINES:
         raise ValueError(f"{path}: base must be one of {', '.join(MACHINES)}, got {base!r}")
-    names = [f.name for f in fields(Machine)]
+    names = [f.name for f in fields(Machine) if f.name != "backend"]
     unknown = sorted(set(table) - set(names))
     if unknown:
         raise ValueError(f"{path}: no such field: {', '.join(unknown)}; fields are {', '.join(names)}")
+    may_be_zero = [name for name in names if name.endswith("_clocks")]
     for key, value in table.items():
-        if key != "name" and not (isinstance(value, int | float) and value > 0):
+        if key == "name":
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or value < 0 or (value == 0 and key not in may_be_zero):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}")
     changes: dict[str, Any] = {"name": path.stem, **table}
     return replace(MACHINES[base], **changes)
+
+
+def sources_of(machine: Machine) -> dict[str, str]:
+    """Source of every constant; fields that a user's file changed say so."""
+    if machine.name in SOURCES and MACHINES[machine.name] == machine:
+        return SOURCES[machine.name]
+    base = min(
+        MACHINES.values(),
+        key=lambda known: sum(getattr(known, f.name) != getattr(machine, f.name) for f in fields(Machine)),
+    )
+    return {
+        name: f"{base.name}: {source}"
+        if getattr(base, name) == getattr(machine, name)
+        else "the machine file"
+        for name, source in SOURCES[base.name].items()
+    }
