@@ -64,18 +64,28 @@ def same_bytes(name: str, data: np.ndarray, stored: dict[str, np.ndarray]) -> st
     )
 
 
-def load(name: str) -> dict[str, np.ndarray]:
+def load(name: str, folder: Path = DATA) -> dict[str, np.ndarray]:
     """The stored arrays of one class of instructions."""
-    with np.load(DATA / f"{name}.npz") as z:
+    with np.load(folder / f"{name}.npz") as z:
         return {k.replace("\\", "/"): z[k] for k in z.files}
 
 
-def save(name: str, arrays: dict[str, np.ndarray]) -> Path:
+def save(name: str, arrays: dict[str, np.ndarray], folder: Path = DATA) -> Path:
     """Write one class; returns the file."""
-    path = DATA / f"{name}.npz"
-    DATA.mkdir(exist_ok=True)
+    path = folder / f"{name}.npz"
+    folder.mkdir(exist_ok=True, parents=True)
     np.savez_compressed(path, **{k.replace("/", "\\"): v for k, v in arrays.items()})
     return path
+
+
+def compare(name: str, folder: Path) -> tuple[int, list[str]]:
+    """How many arrays of a class are the same in `folder` as in the committed file, and a line for each that is not."""
+    old, new = load(name), load(name, folder)
+    lines = [f"only in the committed file: {k}" for k in sorted(old.keys() - new.keys())]
+    lines += [f"new: {k}" for k in sorted(new.keys() - old.keys())]
+    both = [k for k in old if k in new]
+    lines += [f"differs: {k}" for k in both if not np.array_equal(old[k], new[k])]
+    return sum(np.array_equal(old[k], new[k]) for k in both), lines
 
 
 def differences(case: Case, outputs: dict[str, np.ndarray], stored: dict[str, np.ndarray]) -> list[str]:

@@ -20,11 +20,10 @@ TIMED = (
 )  # what a schedule can change
 
 REFUSED = {
-    "barriers/drop_and_expect": "noComplete",
     "tma/store.1d.u8": "no multiple of 16",
     **{f"tma/unelected.{copy}.{n}lanes": "un-elected" for copy in ("bulk", "tensor") for n in (2, 32)},
 }
-"""Case → the words of the refusal: what the emulator does not model, or reports as the bug that it is."""
+"""Case → the words of the report: what the emulator takes for the bug that it is. With checks off it does as an H200."""
 
 
 @functools.cache
@@ -43,19 +42,9 @@ def test_same_bits_as_an_h200(case: Case) -> None:
     if case.name in REFUSED:
         with pytest.raises(ptxsim.PtxsimError, match=REFUSED[case.name]):
             emulate(case)
+        _check(case, checks=False)
         return
     _check(case, schedule="random" if case.name.startswith(TIMED) else "early", seed=1)
-
-
-@pytest.mark.parametrize("copy", ["bulk", "tensor"])
-@pytest.mark.parametrize("lanes", [1, 2, 32])
-def test_an_unelected_reduction_adds_once_a_lane(copy: str, lanes: int) -> None:
-    """Why the emulator reports it: an H200 adds 32 times when a whole warp reaches the instruction."""
-    case = next(c for c in CASES if c.name == f"tma/unelected.{copy}.{lanes}lanes")
-    inputs = case.inputs()
-    out = np.array(inputs["out"])
-    out[:512] += np.uint32(lanes) * np.asarray(inputs["src"])
-    assert not recorded.differences(case, {"out": out}, _stored("tma"))
 
 
 def test_tensor_maps_are_encoded_as_the_driver_does() -> None:

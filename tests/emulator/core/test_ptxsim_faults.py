@@ -32,6 +32,7 @@ FAULTS = [
     ("mbarrier never initialised", ONE + "@p mbarrier.arrive.shared.b64 _, [smem];", "never initialised"),
     ("mbarrier initialised twice", INIT + "@p mbarrier.init.shared.b64 [smem+1024], 1;", "already initialised"),
     ("mbarrier too many arrivals", INIT + "@p mbarrier.arrive.shared.b64 _, [smem+1024], 2;", "more arrivals than its count 1"),
+    ("mbarrier noComplete completes", INIT + "@p mbarrier.arrive.noComplete.shared.b64 w, [smem+1024], 1;", "noComplete completes the phase"),
     ("mbarrier init by a warp", "mbarrier.init.shared.b64 [smem], 1;", "32 lanes at once"),
     ("mbarrier misplaced", ONE + "@p mbarrier.init.shared.b64 [smem+4], 1;", "misplaced"),
     ("store over an mbarrier", INIT + "st.shared.u32 [smem+1024], tx;", "mbarrier object"),

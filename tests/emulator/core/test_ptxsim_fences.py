@@ -73,7 +73,7 @@ def test_release_and_acquire_order_tcgen05_too(schedule: str, seed: int) -> None
     tcgen05(handover("release", "", ""), schedule, seed)
     tcgen05(handover("release", BEFORE, AFTER), schedule, seed, tmem_fences=True)
     for before, after in ((BEFORE, ""), ("", AFTER), ("", "")):
-        with pytest.raises(ptxsim.Race, match="missing tcgen05.fence on TMEM"):
+        with pytest.raises(ptxsim.Race, match=r"missing tcgen05\.fence on TMEM"):
             tcgen05(handover("release", before, after), schedule, seed, tmem_fences=True)
 
 
@@ -101,7 +101,7 @@ def test_barriers_carry_the_fences(barrier: str) -> None:
     tcgen05(body.format(before="", after="", **parts))
     tcgen05(body.format(before=BEFORE, after=AFTER, **parts), tmem_fences=True)
     for before, after in ((BEFORE, ""), ("", AFTER)):
-        with pytest.raises(ptxsim.Race, match="missing tcgen05.fence"):
+        with pytest.raises(ptxsim.Race, match=r"missing tcgen05\.fence"):
             tcgen05(body.format(before=before, after=after, **parts), tmem_fences=True)
 
 
@@ -126,7 +126,7 @@ def test_a_commit_implies_the_first_fence(second: str, schedule: str, seed: int)
     tcgen05(multiply("", AFTER, second), schedule, seed, tmem_fences=True)
     with pytest.raises(ptxsim.Race, match="race on TMEM"):
         tcgen05(multiply(".relaxed.cluster", "", second), schedule, seed)
-    with pytest.raises(ptxsim.Race, match="missing tcgen05.fence"):
+    with pytest.raises(ptxsim.Race, match=r"missing tcgen05\.fence"):
         tcgen05(multiply("", "", second), schedule, seed, tmem_fences=True)
 
 

@@ -22,7 +22,6 @@ REFUSED = [
     ("atom.global.add.noftz.foo.f16x2 t0, [a0], t1;", r"\.foo"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {t0, t1}, [smem];", "b16|m8n8"),
     ("shfl.sync.idx.b32.foo t0, t1, 0, 31, -1;", r"\.foo"),
-    ("mbarrier.arrive.noComplete.shared.b64 w, [smem], 1;", "noComplete"),
     ("cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [smem], [a0, {t0, t1}], [smem];", "im2col"),
     ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [a0], [smem], 16, h;", "cp_mask"),
     ("tcgen05.ld.sync.aligned.16x64b.x1.b32 {t0}, [t1];", "16x64b"),

@@ -195,13 +195,23 @@ def acquire_from(W: Warp, clock: Clock, relaxed: bool) -> None:
 
 
 def mbarrier_arrive(
-    W: Warp, a: Value, count: Value, transactions: Value, drop: bool, relaxed: bool, m: Mask, line: int
+    W: Warp,
+    a: Value,
+    count: Value,
+    transactions: Value,
+    drop: bool,
+    no_complete: bool,
+    relaxed: bool,
+    m: Mask,
+    line: int,
 ) -> int:
     """Returns the state token: the phase arrived in, and the pending count in bits 32…51."""
     state = 0
     for address, n, i in _each(a, m):
         barrier = find_mbarrier(W, address, line)
         state = barrier.phase | barrier.pending << 32
+        if no_complete and barrier.pending <= lane(count, i) * n:
+            raise Fault(f"mbarrier.arrive.noComplete completes the phase ({barrier.state()}): {who(W, line)}")
         barrier.tx += lane(transactions, i) * n
         if drop:
             barrier.count -= n

@@ -21,7 +21,8 @@ _FLOAT = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64
 
 
 def issuers(W: Warp, m: Mask, line: int, what: str, *operands: Value, once: bool = False) -> list[int]:
-    """Lanes that issue the copy. Several lanes with the same operands are a missing election.
+    """Lanes that issue the copy. Several lanes with the same operands are a missing election: reported, or, with checks
+    off, done once a lane as an H200 does.
 
     `once`: a plain tensor store with the same operands in every lane counts as issued by one. The DSL emits those
     without an election; repeating them would change nothing but the traffic.
@@ -33,7 +34,7 @@ def issuers(W: Warp, m: Mask, line: int, what: str, *operands: Value, once: bool
         seen = {tuple(lane(v, i) for v in operands) for i in active}
         if once and len(seen) == 1:
             return active[:1]
-        if len(seen) != len(active):
+        if len(seen) != len(active) and W.machine.checks:
             raise Fault(
                 f"un-elected {what}: {len(active)} lanes ({mask_bits(m):#x}) issue it, {len(seen)} distinct; "
                 f"elect one lane: {who(W, line)}"

@@ -150,7 +150,10 @@ def _fma64(a: float, b: float, c: float) -> float:
     if not all(map(np.isfinite, (a, b, c))):
         return a * b + c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
-    return float(exact) if exact else a * b + c
+    try:
+        return float(exact) if exact else a * b + c
+    except OverflowError:
+        return float("inf") if exact > 0 else float("-inf")
 
 
 def _fix_quotient(r: Array, residual: Array, mode: str) -> Array:

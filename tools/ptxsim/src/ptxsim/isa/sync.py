@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..parser import Instruction
-from .registry import Modifiers, instruction, refuse
+from .registry import Modifiers, instruction
 
 if TYPE_CHECKING:
     from ..translate import Emitter
@@ -128,8 +128,6 @@ def mbarrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         e.emit(f"mbarrier_{kind}(W, {e.addr(ops[0])}, {e.val(ops[1])}, {e.mask}, {ins.site})")
     elif kind in ("arrive", "arrive_drop"):
         expect, no_complete = mods.flag("expect_tx"), mods.flag("noComplete")
-        if no_complete:
-            raise refuse(ins, ".noComplete is not modelled")
         has_state = not ops[0].startswith("[")
         address, *count = ops[1:] if has_state else ops
         if expect:
@@ -137,8 +135,8 @@ def mbarrier(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
         else:
             arrivals, transactions = (e.val(count[0]) if count else "1"), "0"
         call = (
-            f"mbarrier_arrive(W, {e.addr(address)}, {arrivals}, {transactions}, {kind == 'arrive_drop'}, {relaxed}, "
-            f"{e.mask}, {ins.site})"
+            f"mbarrier_arrive(W, {e.addr(address)}, {arrivals}, {transactions}, {kind == 'arrive_drop'}, {no_complete}, "
+            f"{relaxed}, {e.mask}, {ins.site})"
         )
         if has_state:
             e.set(ops[0], call)
