@@ -17,11 +17,13 @@ from rich.console import Console
 from mx_trainer.checkpoint import find_checkpoint, run_dir_of
 from mx_trainer.config import CORPORA, Config, validate
 from mx_trainer.configs import load_preset
-from mx_trainer.errors import CheckpointError, ConfigError
+from mx_trainer.errors import CheckpointError, ConfigError, RankError
+from mx_trainer.restart import checkpoint_to_continue
 
 T = TypeVar("T")
 
 _CHANGEABLE = {  # on resume; everything else would make it another run
+    "ep", "fsdp", "padded_dispatch", "heartbeat_timeout", "stall_timeout",
     "steps", "device", "compile", "checkpoint_activations", "log_every", "eval_every", "eval_tokens",
     "final_eval_tokens", "save_every", "keep", "sample_tokens",
 }  # fmt: skip
@@ -88,7 +90,7 @@ def sample(argv: Sequence[str] | None = None) -> int:
 def _guarded(prog: str, main: Callable[[], int]) -> int:
     try:
         return main()
-    except (ConfigError, CheckpointError, FloatingPointError, NoBackendError) as error:
+    except (ConfigError, CheckpointError, FloatingPointError, NoBackendError, RankError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -181,6 +183,7 @@ def _train(argv: list[str]) -> int:
     validate(cfg)
     if checkpoint is not None:
         _refuse_changes(default, cfg)
+    checkpoint = checkpoint_to_continue(cfg, checkpoint)
 
     from mx_trainer.launch import run_training
 

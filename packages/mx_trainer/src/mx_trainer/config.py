@@ -127,6 +127,10 @@ class ParallelConfig:
     capacity: float = 0.0
     """Size of those buffers in multiples of the even load; rows that do not fit are dropped and counted. 0 is the
     worst case: nothing is dropped."""
+    heartbeat_timeout: float = 30.0
+    """Seconds without a sign of life after which a process counts as lost, and the run stops and names it."""
+    stall_timeout: float = 300.0
+    """Seconds without any communication after which the run stops and names the process that the others wait for."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,8 @@ def validate(cfg: Config) -> None:
     }  # fmt: skip
     for name, value in not_negative.items():
         need(value >= 0, f"--{name} must not be negative, got {value}")
+    for name, value in {"heartbeat-timeout": p.heartbeat_timeout, "stall-timeout": p.stall_timeout}.items():
+        need(value >= 2, f"--{name} must be at least 2 seconds, got {value}")
     need(m.block >= 2, f"--block must be at least 2, got {m.block}")
     need(0 <= m.dropout < 1, f"--dropout must be in [0, 1), got {m.dropout}")
     need(

@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint that is missing, damaged, or from another run."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run has failed: which one, and what is known of it."""

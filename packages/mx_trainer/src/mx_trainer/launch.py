@@ -1,6 +1,7 @@
 """From a checked configuration to a run folder: what `mx-train` and `mx-sample` do once the arguments are right."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,12 +11,14 @@ from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
+from mx_trainer.failure import Watch
 from mx_trainer.metrics import PeakMemory
 from mx_trainer.model import GPT
-from mx_trainer.parallel import init_parallel
+from mx_trainer.parallel import Parallel, init_parallel
 from mx_trainer.precision import resolve_device, resolve_precision
 from mx_trainer.profiling import profile_training, write_profile
 from mx_trainer.progress import Progress
+from mx_trainer.restart import restarts
 from mx_trainer.sample import generate
 from mx_trainer.summary import speed_in_words, summarise
 from mx_trainer.trainer import Result, Trainer, resolve_vocab
@@ -27,6 +30,11 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
     Of several processes, the main one writes and speaks.
     """
     parallel = init_parallel(cfg)
+    with Watch(parallel, cfg.parallel):
+        return _train(cfg, parallel, console, checkpoint)
+
+
+def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path | None) -> Result:
     console = console if parallel.is_main else Console(quiet=True)
     if parallel.distributed:
         parallel.on_main(lambda: load_corpus(cfg.data).info)  # the others find it in the cache
@@ -34,7 +42,7 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
     trainer = Trainer(resolve_vocab(cfg, corpus), corpus, parallel)
     if checkpoint is not None:
         trainer.resume(checkpoint)
-        if trainer.step >= cfg.optim.steps:
+        if trainer.step >= cfg.optim.steps and not restarts():
             raise ConfigError(
                 f"the run is already at step {trainer.step} of {cfg.optim.steps}; --steps N goes on"
             )
@@ -43,6 +51,8 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
         run_dir = parallel.on_main(lambda: create_run_dir(cfg))
     peak = PeakMemory(trainer.device)
     result = train_into(run_dir, trainer, console)
+    if result.finished and result.evaluation is None:  # started again after its last step
+        result = replace(result, evaluation=trainer.evaluate(cfg.final_eval_tokens))
     if not result.finished:
         console.print(
             f"stopped at step {result.steps}; go on with: mx-train --resume {run_dir}", highlight=False
@@ -59,7 +69,7 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
 
 
 def create_run_dir(cfg: Config) -> Path:
-    """A new folder for a run.
+    """A new folder for a run; in a run that torchrun starts again, the one it has.
 
     Raises:
         ConfigError: if a run of that name is there already.
@@ -67,7 +77,7 @@ def create_run_dir(cfg: Config) -> Path:
     name = cfg.name or f"{cfg.preset}-{cfg.precision}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir = Path(cfg.out) / name
     try:
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=restarts() > 0)
     except FileExistsError:
         raise ConfigError(
             f"{run_dir} exists: take another --name, or go on with --resume {run_dir}"
