@@ -51,7 +51,7 @@ def _compiled(key: Hashable, target: str, emulated: bool, build: Callable[[], tu
     found = _loaded.get((key, target, emulated))
     if found is None:
         # The emulator runs PTX, which an object file does not hold.
-        path = None if emulated else _file(key, target)
+        path = None if emulated else disk_path("kernels", key, target, ".o")
         found = (_read(path) if path else None) or _compile(key, target, build, path)
         _loaded[key, target, emulated] = found
     return found
@@ -64,12 +64,19 @@ def _compile(key: Hashable, target: str, build: Callable[[], tuple[Any, ...]], p
     return (_write(launch, path) and _read(path)) or launch if path else launch
 
 
-def _file(key: Hashable, target: str) -> Path | None:
-    """Where the kernel lies on disk; None if `$MX_DISK_CACHE` is 0."""
+def disk_path(kind: str, key: Hashable, target: str, suffix: str) -> Path | None:
+    """Where what is kept of a kernel lies on disk, until the DSL or a kernel source changes; None if `$MX_DISK_CACHE` is 0.
+
+    Args:
+        kind: "kernels", or what else is kept: a folder of its own.
+        key: a value whose repr tells it from every other one.
+        target: "sm_90a", "sm_100a" or "sm_103a".
+        suffix: of the file's name.
+    """
     if os.environ.get("MX_DISK_CACHE") == "0":
         return None
     name = hashlib.sha256(f"{type(key).__module__}.{key!r}".encode()).hexdigest()[:32]
-    return cache_dir("kernels") / f"{_dsl_version()}-{target}-{_source_hash()}" / f"{name}.o"
+    return cache_dir(kind) / f"{_dsl_version()}-{target}-{_source_hash()}" / f"{name}{suffix}"
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mx_kernels import arch
+from mx_kernels.generic import autotune
 from mx_kernels.generic.backend import MemoryBoundBackend, address, launch
 from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
 from mx_kernels.generic.narrow import NarrowFormats
@@ -19,7 +20,7 @@ _forced: config.TileConfig | None = None
 
 @contextlib.contextmanager
 def forced_tile(tile: config.TileConfig) -> Generator[None]:
-    """Use this tile for every GEMM in the block instead of the estimate's: for tuners and tests."""
+    """Use this tile for every GEMM in the block instead of the estimate's (in a smaller cluster where it does not fit)."""
     global _forced
     before, _forced = _forced, tile
     try:
@@ -64,16 +65,46 @@ class Sm100Backend(MemoryBoundBackend):
             return out
         if rows == 0 or a.numel() == 0:  # nothing to sum
             return out if problem.accumulate else out.zero_()
-        sms = arch.num_sms(a.device)
-        columns, other = (n, k) if problem.mode == "fprop" else (k, n)
-        tile = _forced or config.choose_tile(
-            problem.mode, problem.a_format, rows, groups, columns, other, sms
-        )
-        pointers = [None if x is None else address(x) for x in (a, a_scale, b, b_scale, offs, out)]
-        clusters = max(sms // tile.cluster_size, 1)
-        kernel = _kernel(problem, tile, arch.target_of(a.device), arch.active_emulation())
-        launch(kernel, a.device, *pointers, rows, n, k, groups, clusters)
+        device, (columns, other) = a.device, (n, k) if problem.mode == "fprop" else (k, n)
+        sizes = (problem.mode, problem.a_format, rows, groups, columns, other, arch.num_sms(device))
+
+        def start(tile: config.TileConfig, out: Tensor) -> None:
+            tile, clusters = _fitting(tile, device)
+            pointers = [None if x is None else address(x) for x in (a, a_scale, b, b_scale, offs, out)]
+            kernel = _kernel(problem, tile, arch.target_of(device), arch.active_emulation())
+            launch(kernel, device, *pointers, rows, n, k, groups, clusters)
+
+        tile = _forced or config.choose_tile(*sizes)
+        if _forced is None and autotune.active():
+            scratch = functools.cache(lambda: torch.empty_like(out))
+            problem_class = (problem, autotune.rows_class(rows), groups, n, k)
+            tile = autotune.best(
+                problem_class, device, config.candidates(*sizes), lambda t: start(t, scratch()), tile
+            )
+        start(tile, out)
         return out
+
+
+def _fitting(tile: config.TileConfig, device: torch.device) -> tuple[config.TileConfig, int]:
+    """The tile, in a smaller cluster if the GPU cannot hold this one, and how many clusters it holds at a time."""
+    clusters = _resident_clusters(device, tile.cluster_size, arch.num_sms(device))
+    while clusters == 0 and (smaller := tile.smaller_cluster()) is not None:
+        tile, clusters = smaller, _resident_clusters(device, smaller.cluster_size, arch.num_sms(device))
+    return tile, max(clusters, 1)
+
+
+@functools.cache
+def _resident_clusters(device: torch.device, size: int, sms: int) -> int:
+    """Clusters of `size` CTAs that run at a time: fewer than SMs / size where a GPC's SMs are no multiple of it.
+
+    Pairs always fit, because SMs come in pairs (TPCs); for more the driver is asked.
+    """
+    if size <= 2 or device.type == "cpu":
+        return sms // size
+    from cutlass.utils import HardwareInfo
+
+    with torch.cuda.device(device):
+        return HardwareInfo(torch.cuda.current_device()).get_max_active_clusters(size)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 Nothing here imports the DSL, so a configuration is checked, and refused with its reason, before anything is compiled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mx_kernels.generic.gemm import ELEMENT_BYTES, STORE_ROW_BYTES, GemmVariant
@@ -53,6 +53,14 @@ class TileConfig:
     def cluster_tile(self) -> tuple[int, int]:
         """Rows and columns of the output that a cluster computes at a time."""
         return self.tile_m * self.tiles_m, self.tile_n * self.cluster_n
+
+    def smaller_cluster(self) -> "TileConfig | None":
+        """What to take where this cluster does not fit: half of it, then one CTA's half of a pair's tile, then None."""
+        if self.cluster_n > 1:
+            return replace(self, cluster_n=self.cluster_n // 2)
+        if self.cluster_m > self.pair:
+            return replace(self, cluster_m=self.cluster_m // 2)
+        return replace(self, tile_m=128, cluster_m=1) if self.pair == 2 else None
 
 
 @dataclass(frozen=True)
@@ -139,13 +147,22 @@ class MemoryPlan:
 
 # ------------------------------------------------------------------------------------------------ choice of a tile
 
-#: What a tuner may choose from. Clusters beyond one pair pay only where they do not strand SMs (a GPC's SMs are not a
-#: multiple of 4 CTAs): they are offered to `autotune`, not to the estimate.
+#: What the estimate chooses from.
 TILES = tuple(
     TileConfig(tile_m, tile_n, cluster_m=tile_m // 128)
     for tile_m in (256, 128)
     for tile_n in (256, 192, 128, 64)
 )
+#: What only a measurement may choose: clusters beyond one pair save L2 traffic, but strand SMs where a GPC's SMs are no
+#: multiple of 4 CTAs.
+CLUSTERS = (
+    TileConfig(256, 256, 2, 2),
+    TileConfig(256, 256, 4, 1),
+    TileConfig(256, 128, 2, 2),
+    TileConfig(256, 128, 4, 1),
+    TileConfig(128, 256, 2, 1),
+)
+WORTH_MEASURING = 1.5  # times the smallest estimate
 L2_BYTES_PER_CLOCK = 56  # what one SM draws from L2 while all do (13-17 TB/s on 148 SMs)
 SMEM_BYTES_PER_CLOCK = 128  # what the tensor core reads of its operands
 TILE_CLOCKS = 600  # of a tile's latency, what overlapping accumulators leave exposed
@@ -180,4 +197,15 @@ def estimated_clocks(
 @lru_cache(maxsize=1024)
 def choose_tile(mode: str, a_format: str, rows: int, groups: int, n: int, k: int, sms: int) -> TileConfig:
     """The tile with the smallest estimate; arguments as `estimated_clocks`."""
-    return min(TILES, key=lambda tile: estimated_clocks(tile, mode, a_format, rows, groups, n, k, sms))
+    fits = [tile for tile in TILES if tile.cluster_size <= sms]
+    return min(fits, key=lambda tile: estimated_clocks(tile, mode, a_format, rows, groups, n, k, sms))
+
+
+def candidates(
+    mode: str, a_format: str, rows: int, groups: int, n: int, k: int, sms: int
+) -> tuple[TileConfig, ...]:
+    """The tiles that are worth measuring, those with the smallest estimates first; arguments as `estimated_clocks`."""
+    fits = [tile for tile in (*TILES, *CLUSTERS) if tile.cluster_size <= sms]
+    clocks = {tile: estimated_clocks(tile, mode, a_format, rows, groups, n, k, sms) for tile in fits}
+    limit = WORTH_MEASURING * min(clocks.values())
+    return tuple(sorted((tile for tile in fits if clocks[tile] <= limit), key=clocks.__getitem__))

@@ -1,0 +1,140 @@
+"""Choosing by measurement, with timers of the tests': what is measured, what is remembered and where."""
+
+import logging
+
+import pytest
+import torch
+from mx_kernels import arch
+from mx_kernels.generic import autotune
+from mx_kernels.sm100.config import TILES, TileConfig
+
+CPU = torch.device("cpu")
+A, B, C = TILES[:3]
+
+
+class Stopwatch:
+    """A timer that runs the candidate and then says what it was told about it."""
+
+    def __init__(self, seconds):
+        self.seconds, self.ran = seconds, []
+
+    def run(self, tile):
+        self.ran.append(tile)
+        if self.seconds[tile] is None:
+            raise RuntimeError("CUDA out of memory")
+
+    def __call__(self, run, device):
+        run()
+        return self.seconds[self.ran[-1]]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """An empty memory and disk, and no switch in the environment."""
+    monkeypatch.setenv("MX_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("MX_AUTOTUNE", raising=False)
+    monkeypatch.delenv("MX_DISK_CACHE", raising=False)
+    autotune._in_environment.cache_clear()
+    monkeypatch.setattr(autotune, "_chosen", {})
+    yield
+    autotune._in_environment.cache_clear()
+
+
+def best(watch, problem_class="class", candidates=(A, B, C), target="sm_100a", sms=148):
+    with arch.emulated(target, sms), autotune.enabled(watch):
+        return autotune.best(problem_class, CPU, candidates, watch.run, A)
+
+
+def new_process():
+    autotune._chosen.clear()
+
+
+def test_the_fastest_is_taken_and_remembered(tmp_path):
+    watch = Stopwatch({A: 3e-3, B: 1e-3, C: 2e-3})
+    assert best(watch) == B
+    assert watch.ran == [A, B, C]
+    assert best(watch) == B
+    new_process()
+    assert best(watch) == B
+    assert watch.ran == [A, B, C], "measured again"
+    (file,) = (f for f in tmp_path.rglob("*") if f.is_file())
+    assert file.parent.name.count("sm_100a") == 1
+    assert file.suffix == ".json"
+
+
+def test_another_class_gpu_or_target_is_measured_anew():
+    watch = Stopwatch({A: 3e-3, B: 1e-3, C: 2e-3})
+    best(watch)
+    for change in ({"problem_class": "other"}, {"target": "sm_103a"}, {"sms": 160}):
+        watch.ran.clear()
+        best(watch, **change)
+        assert watch.ran == [A, B, C], change
+
+
+def test_candidates_that_fail_are_left_out(caplog):
+    assert best(Stopwatch({A: 3e-3, B: None, C: 2e-3})) == C
+    assert "out of memory" in caplog.text
+    assert best(Stopwatch(dict.fromkeys((A, B, C))), "all fail") == A  # the default
+
+
+def test_a_broken_or_outdated_record_is_measured_anew(tmp_path):
+    watch = Stopwatch({A: 3e-3, B: 1e-3, C: 2e-3})
+    best(watch)
+    (file,) = (f for f in tmp_path.rglob("*") if f.is_file())
+    for text in ("{", "[]", '{"chosen": "TileConfig(tile_m=512)"}'):
+        file.write_text(text)
+        new_process()
+        watch.ran.clear()
+        assert best(watch) == B
+        assert watch.ran == [A, B, C]
+
+
+def test_without_a_disk(monkeypatch, tmp_path):
+    watch = Stopwatch({A: 3e-3, B: 1e-3, C: 2e-3})
+    monkeypatch.setenv("MX_DISK_CACHE", "0")
+    assert best(watch) == best(watch) == B
+    assert watch.ran == [A, B, C]
+    assert not any(tmp_path.iterdir())
+    monkeypatch.delenv("MX_DISK_CACHE")
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("MX_CACHE_DIR", str(blocked))
+    new_process()
+    assert best(watch) == B
+
+
+def test_switch(monkeypatch):
+    assert not autotune.active()
+    with autotune.enabled():
+        assert autotune.active()
+    assert not autotune.active()
+    monkeypatch.setenv("MX_AUTOTUNE", "1")
+    autotune._in_environment.cache_clear()
+    assert autotune.active()
+
+
+def test_device_time_is_not_measured_where_there_is_no_device(caplog):
+    """The environment's switch inside an emulated GPU: the estimate's tile, and nothing recorded."""
+    caplog.set_level(logging.INFO)
+    with arch.emulated("sm_100a", 148), autotune.enabled():
+        assert autotune.best("class", CPU, (A, B), pytest.fail, B) == B
+    assert not autotune._chosen
+
+
+@pytest.mark.parametrize(("rows", "upper"), [(0, 1), (1, 1), (2, 2), (3, 4), (4096, 4096), (4097, 8192)])
+def test_rows_class(rows, upper):
+    assert autotune.rows_class(rows) == upper
+
+
+def test_estimate_orders_what_is_measured():
+    from mx_kernels.sm100 import config
+
+    arguments = ("fprop", "mxfp8_e4m3", 131_072, 8, 7168, 2048, 148)
+    tiles = config.candidates(*arguments)
+    assert config.choose_tile(*arguments) in tiles
+    assert TileConfig(256, 256, 2, 2) in tiles
+    assert TileConfig(128, 64, 1) not in tiles
+    assert 2 <= len(tiles) <= len(config.TILES) + len(config.CLUSTERS)
+    clocks = [config.estimated_clocks(tile, *arguments) for tile in tiles]
+    assert clocks == sorted(clocks)
+    assert config.candidates("fprop", "mxfp8_e4m3", 128, 1, 64, 64, 1)[0].cluster_size == 1
