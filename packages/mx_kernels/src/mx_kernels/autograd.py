@@ -4,23 +4,104 @@ The layer is one autograd.Function over several torch ops, so that selective act
 them. Nothing here is differentiable twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mx_kernels.operands import ALIGNED, COMPACT, Operand, grouped_gemm, operands_of
+from mx_kernels.operands import ALIGNED, COMPACT, Operand, Operands, grouped_gemm, operands_of
 from mx_kernels.ops.library import LIBRARY
 from mx_kernels.recipe import Recipe
 
 
-def _prepared(parts: Sequence[Tensor], first: int, format: str | None) -> Operand | None:
+def prepared_operand(parts: Sequence[Tensor], first: int, recipe: Recipe) -> Operand | None:
     """The operand whose data is parts[first], its scales next to it; None where nothing was prepared."""
     if first >= len(parts):
         return None
-    assert format is not None
-    return Operand(parts[first], parts[first + 1], format)
+    assert recipe.format is not None
+    return Operand(parts[first], parts[first + 1], recipe.format)
+
+
+def weight_for_dgrad(
+    ops: Operands, kept: Sequence[Tensor], index: int, recipe: Recipe, dtype: torch.dtype
+) -> Operand:
+    """W1 (index 0) or W2 (1) for dgrad: prepared, if `kept` holds (data, scale) of both, else made from the weight."""
+    if len(kept) == 2:
+        return ops.weight_col(kept[index], dtype)
+    operand = prepared_operand(kept, 2 * index, recipe)
+    assert operand is not None
+    return operand
+
+
+Make = Callable[[], Operand]
+"""Operands are handed over as functions: each is made where it is used and freed right after."""
+
+
+def forward_experts(
+    ops: Operands, x_row: Make, w1_row: Make, w2_row: Make, offs: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Steps F1–F4, from the experts' ALIGNED rows to y (P, D); and h (P, 2H), which the backward pass needs."""
+    h = grouped_gemm("fprop", x_row(), w1_row(), offs, dtype, ALIGNED, ops.backend)
+    a_row = ops.swiglu(h, offs)
+    return grouped_gemm("fprop", a_row, w2_row(), offs, dtype, ALIGNED, ops.backend), h
+
+
+class ExpertGrads(NamedTuple):
+    """What `backward_experts` returns; None where it was not asked for."""
+
+    dx: Tensor | None
+    """(P, D), of each row of x."""
+    dw: Tensor
+    """(P,) fp32, of each row's router weight."""
+    dw1: Tensor | None
+    dw2: Tensor | None
+
+
+def backward_experts(
+    ops: Operands,
+    dout: Callable[[], tuple[Operand, Operand | None]],
+    h: Tensor,
+    slot_weights: Tensor,
+    offs: Tensor,
+    w1_col: Make,
+    w2_col: Make,
+    x_col: Make,
+    need_x: bool,
+    w_dtypes: tuple[torch.dtype | None, torch.dtype | None],
+) -> ExpertGrads:
+    """Steps B1–B6 on ALIGNED rows.
+
+    Args:
+        ops: of the recipe.
+        dout: the gradient of the layer's output at each row: as it is for dgrad, times the router's weight for wgrad
+            (`ops.gather_dout`; the second is None where no dw2 is wanted).
+        h: (P, 2H), of the forward pass.
+        slot_weights: (P,) fp32, the router's weights.
+        offs: (E,).
+        w1_col: W1 for dgrad.
+        w2_col: W2 for dgrad.
+        x_col: the rows of x for wgrad.
+        need_x: whether dx is wanted.
+        w_dtypes: dtypes of dw1 and dw2, None where they are not wanted.
+    """
+    backend, dtype = ops.backend, h.dtype
+    dy_row, dy_col = dout()  # B1
+    da = grouped_gemm("dgrad", dy_row, w2_col(), offs, dtype, ALIGNED, backend)  # B2
+    del dy_row
+    dh_row, dh_col, a_col, dw = ops.dswiglu(da, h, slot_weights, offs, w_dtypes != (None, None))  # B3
+    del da
+    dx = dw1 = dw2 = None
+    if w_dtypes[1]:  # B4
+        dw2 = grouped_gemm("wgrad", dy_col, a_col, offs, w_dtypes[1], ALIGNED, backend)
+    del dy_col, a_col
+    if w_dtypes[0]:  # B6
+        dw1 = grouped_gemm("wgrad", dh_col, x_col(), offs, w_dtypes[0], ALIGNED, backend)
+    del dh_col
+    if need_x:  # B5
+        dx = grouped_gemm("dgrad", dh_row, w1_col(), offs, dtype, ALIGNED, backend)
+    return ExpertGrads(dx, dw, dw1, dw2)
 
 
 class MoeMlp(torch.autograd.Function):
@@ -45,14 +126,14 @@ class MoeMlp(torch.autograd.Function):
         *prepared: Tensor,
     ) -> Tensor:
         ops, dtype = operands_of(recipe, backend), x_TD.dtype
-        w1_row = _prepared(prepared, 0, recipe.format) or ops.weight_row(w1, dtype)
-        x_row = ops.gather_row(x_TD, token_of)  # F1
-        h = grouped_gemm("fprop", x_row, w1_row, offs, dtype, ALIGNED, backend)  # F2
-        del x_row, w1_row
-        w2_row = _prepared(prepared, 2, recipe.format) or ops.weight_row(w2, dtype)
-        a_row = ops.swiglu(h, offs)  # F3
-        y = grouped_gemm("fprop", a_row, w2_row, offs, dtype, ALIGNED, backend)  # F4
-        del a_row, w2_row
+        y, h = forward_experts(  # F1–F4
+            ops,
+            lambda: ops.gather_row(x_TD, token_of),
+            lambda: prepared_operand(prepared, 0, recipe) or ops.weight_row(w1, dtype),
+            lambda: prepared_operand(prepared, 2, recipe) or ops.weight_row(w2, dtype),
+            offs,
+            dtype,
+        )
         ctx.recipe, ctx.backend, ctx.w_dtypes = recipe, backend, (w1.dtype, w2.dtype)
         x_if_needed = x_TD if ctx.needs_input_grad[2] else None  # for dW1 only
         kept = prepared[4:] or (w1, w2)  # what the dgrads need
@@ -63,40 +144,29 @@ class MoeMlp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grads: Tensor):  # pyrefly: ignore[bad-override]
         need_x, need_weights, need_w1, need_w2 = ctx.needs_input_grad[:4]
-        recipe, backend = ctx.recipe, ctx.backend
+        recipe, backend, (w1_dtype, w2_dtype) = ctx.recipe, ctx.backend, ctx.w_dtypes
         x_TD, weights_Tk, h, slot_of, token_of, offs, *kept = ctx.saved_tensors
-        ops, dtype = operands_of(recipe, backend), h.dtype
-        if len(kept) == 2:
-            w1_col, w2_col = None, ops.weight_col(kept[1], dtype)
-        else:
-            w1_col, w2_col = _prepared(kept, 0, recipe.format), _prepared(kept, 2, recipe.format)
-
+        ops = operands_of(recipe, backend)
         dout_TD = grads[0].contiguous()
         slot_weights = torch.ops.mx.slot_weights(weights_Tk, slot_of, token_of.shape[0], backend)
-        if need_w2:  # B1
-            dy_row, dy_col = ops.gather_dout(dout_TD, token_of, slot_weights)
-        else:
-            dy_row, dy_col = ops.gather_row(dout_TD, token_of), None
-        da = grouped_gemm("dgrad", dy_row, w2_col, offs, dtype, ALIGNED, backend)  # B2
-        del dy_row, w2_col
-        dh_row, dh_col, a_col, dw = ops.dswiglu(da, h, slot_weights, offs, need_w1 or need_w2)  # B3
-        del da
-
-        dx = dweights = dw1 = dw2 = None
-        if need_w2:  # B4
-            dw2 = grouped_gemm("wgrad", dy_col, a_col, offs, ctx.w_dtypes[1], ALIGNED, backend)
-        del dy_col, a_col
-        if need_w1:  # B6
-            x_col = ops.gather_col(x_TD, token_of)
-            dw1 = grouped_gemm("wgrad", dh_col, x_col, offs, ctx.w_dtypes[0], ALIGNED, backend)
-            del x_col
-        del dh_col
-        if need_x:  # B5, B7
-            w1_col = w1_col or ops.weight_col(kept[0], dtype)
-            dx_P = grouped_gemm("dgrad", dh_row, w1_col, offs, dtype, ALIGNED, backend)
-            dx = torch.ops.mx.combine(dx_P, slot_of, None, backend)
-        if need_weights:
-            dweights = torch.where(slot_of >= 0, dw[slot_of.clamp(min=0)], 0.0)
+        dx_P, dw, dw1, dw2 = backward_experts(  # B1–B6
+            ops,
+            lambda: (
+                ops.gather_dout(dout_TD, token_of, slot_weights)
+                if need_w2
+                else (ops.gather_row(dout_TD, token_of), None)
+            ),
+            h,
+            slot_weights,
+            offs,
+            lambda: weight_for_dgrad(ops, kept, 0, recipe, h.dtype),
+            lambda: weight_for_dgrad(ops, kept, 1, recipe, h.dtype),
+            lambda: ops.gather_col(x_TD, token_of),
+            need_x,
+            (w1_dtype if need_w1 else None, w2_dtype if need_w2 else None),
+        )
+        dx = torch.ops.mx.combine(dx_P, slot_of, None, backend) if need_x else None  # B7
+        dweights = torch.where(slot_of >= 0, dw[slot_of.clamp(min=0)], 0.0) if need_weights else None
         return dx, dweights, dw1, dw2, *(None,) * (len(ctx.needs_input_grad) - 4)
 
 
@@ -118,7 +188,7 @@ class GroupedLinear(torch.autograd.Function):
         *prepared: Tensor,
     ) -> Tensor:
         ops = operands_of(recipe, backend)
-        w_row = _prepared(prepared, 0, recipe.format) or ops.weight_row(w_ENK, x_MK.dtype)
+        w_row = prepared_operand(prepared, 0, recipe) or ops.weight_row(w_ENK, x_MK.dtype)
         ctx.recipe, ctx.backend, ctx.w_dtype = recipe, backend, w_ENK.dtype
         ctx.save_for_backward(x_MK, offs, *(prepared[2:] or (w_ENK,)))
         return grouped_gemm("fprop", ops.rows(x_MK, offs), w_row, offs, out_dtype, COMPACT, backend)
@@ -143,7 +213,7 @@ class GroupedLinear(torch.autograd.Function):
             w_col = (
                 ops.weight_col(kept[0], x_MK.dtype)
                 if len(kept) == 1
-                else _prepared(kept, 0, ctx.recipe.format)
+                else prepared_operand(kept, 0, ctx.recipe)
             )
             dx = grouped_gemm("dgrad", dy_row, w_col, offs, x_MK.dtype, COMPACT, backend)
         if need_w:

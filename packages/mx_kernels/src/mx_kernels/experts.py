@@ -56,8 +56,9 @@ def moe_mlp(
             raise TypeError(expected("wq", "prepare_weights(w1, w2)", wq))
         if wq.recipe != recipe:
             raise ValueError(expected("wq", f"weights prepared for {recipe}", wq.recipe))
-        p1, p2 = prepared_parts("wq[0]", wq[0], w1, recipe), prepared_parts("wq[1]", wq[1], w2, recipe)
-        prepared = tuple(t for pair in zip(p1, p2, strict=True) for data_scale in pair for t in data_scale)
+        for i, w in enumerate((w1, w2)):
+            prepared_parts(f"wq[{i}]", wq[i], w, recipe)  # refuses those of other weights
+        prepared = wq.tensors()
 
     k = topk_ids.shape[-1]
     weights_Tk = topk_weights.to(torch.float32).reshape(-1, k).contiguous()

@@ -87,13 +87,13 @@ class MxOperands:
         """Rows of x (T, D) by token_of (P,)."""
         return self._gather(x, token_of, -1)
 
-    def gather_col(self, x: Tensor, token_of: Tensor) -> Operand:
-        """The same for wgrad."""
-        return self._gather(x, token_of, -2)
+    def gather_col(self, x: Tensor, token_of: Tensor, slot_weights: Tensor | None = None) -> Operand:
+        """The same, times the weights (P,) if there are any, for wgrad."""
+        return self._gather(x, token_of, -2, slot_weights)
 
-    def _gather(self, x: Tensor, token_of: Tensor, axis: int) -> Operand:
+    def _gather(self, x: Tensor, token_of: Tensor, axis: int, slot_weights: Tensor | None = None) -> Operand:
         parts = torch.ops.mx.gather_quantize(
-            x, token_of, None, self.format, axis, self.rounding, BLOCKED, self.backend
+            x, token_of, slot_weights, self.format, axis, self.rounding, BLOCKED, self.backend
         )
         return self._operand(*parts)
 
@@ -179,6 +179,9 @@ class PlainOperands:
         return self._plain(dh), self._plain(dh), self._plain(wa), dw
 
 
-def operands_of(recipe: Recipe, backend: str) -> MxOperands | PlainOperands:
+Operands = MxOperands | PlainOperands
+
+
+def operands_of(recipe: Recipe, backend: str) -> Operands:
     """The operands of a recipe."""
     return MxOperands(recipe, backend) if recipe.is_mx else PlainOperands(backend)

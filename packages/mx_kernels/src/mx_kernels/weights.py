@@ -60,6 +60,11 @@ class PreparedWeights:
         """Bytes of all buffers."""
         return sum(mx.nbytes for prepared in self._prepared for mx in prepared if mx is not None)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """(data, scale) of each weight for fprop, then of each for dgrad, one after the other (as autograd.py has them)."""
+        pairs = zip(*(prepared.parts() for prepared in self._prepared), strict=True)
+        return tuple(t for pair in pairs for data_scale in pair for t in data_scale)
+
     @torch.no_grad()
     def _quantize(self, w: Tensor) -> PreparedWeight:
         if hasattr(w, "to_local"):

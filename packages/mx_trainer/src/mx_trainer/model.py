@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mx_trainer.config import Config, ModelConfig, RouterConfig
 from mx_trainer.moe import Linear, MoE, Router, RouterStats
+from mx_trainer.parallel import is_fsdp_sharded
 from mx_trainer.precision import Precision
 
 
@@ -129,9 +130,12 @@ class GPT(nn.Module):
         return [module for module in self.modules() if isinstance(module, Router)]
 
     def prepare_weights(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Quantise the experts' weights once per optimiser step (without one: once, for inference)."""
+        """Quantise the experts' weights once per optimiser step (without one: once, for inference).
+
+        Under FSDP whole weights are there only while they are used: they are quantised at each use.
+        """
         for module in self.modules():
-            if isinstance(module, MXExperts) and module.recipe.is_mx:
+            if isinstance(module, MXExperts) and module.recipe.is_mx and not is_fsdp_sharded(module.w1):
                 module.prepare(optimizer, orientations="both" if optimizer else "row_only")
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Output:

@@ -12,6 +12,7 @@ from mx_kernels import MXExperts, mx_linear
 from torch import Tensor, nn
 
 from mx_trainer.config import ModelConfig, RouterConfig
+from mx_trainer.parallel import Parallel
 from mx_trainer.precision import Precision
 
 
@@ -40,6 +41,7 @@ class Router(nn.Module):
     def __init__(self, width: int, experts: int, top_k: int, cfg: RouterConfig):
         super().__init__()
         self.cfg, self.top_k = cfg, top_k
+        self.parallel: Parallel | None = None  # set where several processes share the batch
         self.weight = nn.Parameter(torch.empty(experts, width))
         # FP32: 1.0 + 0.001 must not round away. int64: a count must not stall. Both are saved with the model.
         self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32))
@@ -64,7 +66,11 @@ class Router(nn.Module):
         if self.cfg.normalize:
             weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True).clamp(min=1e-20)
         tokens_E = (ids_Tk.unsqueeze(-1) == torch.arange(experts, device=ids_Tk.device)).sum((0, 1))
-        share_E = tokens_E.float() / max(tokens * self.top_k, 1)
+        world = 1
+        if self.parallel is not None:  # the load is that of the whole batch, however many ranks share it
+            self.parallel.sum_(tokens_E)
+            world = self.parallel.world
+        share_E = tokens_E.float() / max(tokens * self.top_k * world, 1)
         chance_E = softmax_TE.sum(0) / max(tokens, 1)
         stats = RouterStats(
             aux_loss=experts * torch.dot(share_E, chance_E),

@@ -22,10 +22,22 @@ def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
     return decay, no_decay
 
 
+def by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters apart by the device mesh they are sharded over: one fused kernel takes those of one mesh."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for p in parameters:
+        groups.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    return list(groups.values())
+
+
 def make_optimizer(model: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
     """AdamW in its fused form (one kernel on CUDA, one vectorised loop on a CPU), moments in FP32."""
     decay, no_decay = decay_groups(model)
-    groups = [{"params": decay, "weight_decay": cfg.weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
+    groups = [
+        {"params": params, "weight_decay": weight_decay}
+        for all_params, weight_decay in ((decay, cfg.weight_decay), (no_decay, 0.0))
+        for params in by_mesh(all_params)
+    ]
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=1e-8, fused=True)
 
 

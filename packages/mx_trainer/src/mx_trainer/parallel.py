@@ -39,8 +39,8 @@ class Parallel:
     world_mesh: "DeviceMesh | None" = None
     """("world",): all ranks; dense parameters are sharded over it. None in a single process."""
     expert_mesh: "DeviceMesh | None" = None
-    """("ep", "dp"): rank r stands at (r % ep, r // ep), so the ranks that exchange rows are neighbours. The experts of a
-    layer lie on it as [Shard(0), what FSDP does with each part]."""
+    """("dp", "ep"): rank r stands at (r // ep, r % ep), so the ranks that exchange rows are neighbours; the experts are
+    sharded over "ep", and with FSDP each part over "dp"."""
 
     @property
     def is_main(self) -> bool:
@@ -54,7 +54,7 @@ class Parallel:
     @property
     def ep(self) -> int:
         """Ranks that share one copy of the experts."""
-        return 1 if self.expert_mesh is None else self.expert_mesh.size(0)
+        return 1 if self.expert_mesh is None else self.expert_mesh.size(1)
 
     def describe(self) -> str:
         """Where this runs, in words."""
@@ -92,6 +92,11 @@ class Parallel:
         return box[0]
 
 
+def is_fsdp_sharded(x: Tensor) -> bool:
+    """Whether FSDP has sharded this parameter or gradient: a DTensor may also be one rank's experts, whole."""
+    return getattr(x, "device_mesh", None) is not None and x.device_mesh.mesh_dim_names != ("ep",)
+
+
 def launched_world() -> int:
     """How many processes torchrun (or another launcher that sets its variables) has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -119,16 +124,15 @@ def init_parallel(cfg: Config) -> Parallel:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
 
-    grid = torch.arange(world).view(world // ep, ep).t()
     return Parallel(
         device=device,
         rank=rank,
         world=world,
         local_rank=local_rank,
         world_mesh=init_device_mesh(device.type, (world,), mesh_dim_names=("world",)),
-        expert_mesh=DeviceMesh(device.type, grid, mesh_dim_names=("ep", "dp")),
+        expert_mesh=init_device_mesh(device.type, (world // ep, ep), mesh_dim_names=("dp", "ep")),
     )
 
 

@@ -27,6 +27,7 @@ from mx_trainer.optim import lr_at, make_optimizer, set_lr
 from mx_trainer.parallel import Parallel, init_parallel
 from mx_trainer.precision import resolve_precision
 from mx_trainer.progress import Progress
+from mx_trainer.sharding import clip_gradients, distribute, reduce_gradients
 
 SCALARS = ("train_loss", "aux_loss", "z_loss", "grad_norm")
 """What `Trainer.train_step` returns, and metrics.jsonl holds as means since the last record."""
@@ -81,9 +82,10 @@ class Trainer:
         torch.manual_seed(cfg.seed)  # every device's generator: initial weights, then dropout
         precision = resolve_precision(cfg.precision, cfg.linear_precision, cfg.activations, self.device)
         self.model = GPT(cfg, precision).to(self.device)
+        distribute(self.model, cfg.parallel, self.parallel)
         if cfg.compile:
             for block in self.model.blocks:
-                block.compile()
+                block.forward = torch.compile(block.forward)  # inside FSDP's hooks
         self.optimizer = make_optimizer(self.model, cfg.optim)
         self.model.prepare_weights(self.optimizer)
         self.sampler = BlockSampler(
@@ -107,10 +109,10 @@ class Trainer:
             tokens, targets = self.sampler.next_batch(self.batch, self.device)
             out = self.model(tokens, targets)
             loss = out.loss + cfg.router.aux_loss * out.aux_loss + cfg.router.z_loss * out.z_loss
-            (loss / cfg.optim.accumulate).backward()
+            (loss / (cfg.optim.accumulate * self.parallel.world)).backward()  # gradients add up over the ranks
             parts.append(torch.stack([out.loss, out.aux_loss, out.z_loss]).detach())
-        clip = cfg.optim.clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        reduce_gradients(self.model, self.parallel)
+        grad_norm = clip_gradients(self.model, self.parallel, cfg.optim.clip or math.inf)
         set_lr(self.optimizer, lr_at(self.step, cfg.optim))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -124,7 +126,7 @@ class Trainer:
         block, batch, parallel = self.cfg.model.block, self.batch, self.parallel
         starts = val_starts(len(self.corpus.val), block, tokens)
         mine = starts[parallel.rank :: parallel.world]
-        passes = -(-len(starts) // (batch * parallel.world))  # the same number on every rank: they may need each other
+        passes = -(-len(starts) // (batch * parallel.world))  # on every rank: a pass may need all of them
         self.model.eval()
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
         for i in range(0, passes * batch, batch):
@@ -266,7 +268,7 @@ class Trainer:
 
 @contextmanager
 def _stop_on_signal() -> Generator[threading.Event]:
-    """Set the event on the first Ctrl-C or SIGTERM; a second one ends the process as usual."""
+    """Set the event on Ctrl-C or SIGTERM. A second Ctrl-C ends the process as usual; launchers may send SIGTERM twice."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may install handlers
@@ -277,9 +279,10 @@ def _stop_on_signal() -> Generator[threading.Event]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def handle(*_: object) -> None:
+    def handle(number: int, _: object) -> None:
         stop.set()
-        restore()
+        if number == signal.SIGINT:
+            restore()
 
     for number in before:
         signal.signal(number, handle)

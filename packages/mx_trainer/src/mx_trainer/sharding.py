@@ -1,0 +1,115 @@
+"""Spread a model over the ranks, and treat its gradients as those of one model.
+
+Every rank differentiates its share of the whole batch's loss, so gradients add up over the ranks, to what one process with
+the whole batch has. FSDP adds while it scatters; `reduce_gradients` does what is left:
+
+| parameters | with FSDP (`--fsdp`) | without |
+|---|---|---|
+| dense, router | sharded over the world: added by FSDP | copies on all ranks: added here |
+| experts, `--ep 1` | the same | the same |
+| experts, `--ep N` | sharded over the ranks with the same experts: added by FSDP | copies on those: added here |
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mx_trainer.config import ParallelConfig
+from mx_trainer.model import GPT
+from mx_trainer.parallel import Parallel, is_fsdp_sharded
+
+
+def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
+    """Replace the experts by this rank's part, and shard what remains; all ranks hold the same model before."""
+    if not parallel.distributed:
+        return
+    from mx_kernels import MXExperts
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    from mx_trainer.expert_parallel import ParallelExperts
+
+    world, experts = parallel.world_mesh, parallel.expert_mesh
+    assert world is not None
+    assert experts is not None
+    for router in model.routers():
+        router.parallel = parallel
+    whole_here: set[nn.Parameter] = set()  # FSDP leaves them alone
+    for block in model.blocks:
+        if parallel.ep == 1:
+            continue
+        assert isinstance(block.moe.experts, MXExperts)
+        block.moe.experts = ParallelExperts(
+            block.moe.experts,
+            experts["ep"],
+            quantized=cfg.dispatch == "mxfp8",
+            padded=cfg.padded_dispatch,
+            capacity=cfg.capacity,
+        )
+        if cfg.fsdp and experts["dp"].size() > 1:
+            fully_shard(block.moe.experts, mesh=experts["dp"])
+        else:
+            whole_here.update(block.moe.experts.parameters())
+    if cfg.fsdp:
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=world, ignored_params=whole_here)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, this rank's part of the gradient, whether FSDP has sharded it) of every parameter that has one."""
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            local = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            yield name, local, is_fsdp_sharded(p.grad)
+
+
+def _is_expert(name: str) -> bool:
+    return ".experts." in name
+
+
+@torch.no_grad()
+def reduce_gradients(model: nn.Module, parallel: Parallel) -> None:
+    """Once per optimiser step, after the last backward pass: see this module's table."""
+    if not parallel.distributed:
+        return
+    assert parallel.expert_mesh is not None
+    replicas = parallel.expert_mesh["dp"].get_group()
+    for name, grad, sharded in _gradients(model):
+        if not sharded:
+            dist.all_reduce(grad, group=replicas if parallel.ep > 1 and _is_expert(name) else None)
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, parallel: Parallel, largest: float) -> Tensor:
+    """Scale all gradients down to a joint norm of at most `largest`, as torch.nn.utils.clip_grad_norm_ does.
+
+    Returns:
+        () fp32, the norm before, the same on every rank: of the sharded gradients the parts of all ranks are counted, of the
+        copies one.
+    """
+    everywhere, by_world, by_ep = [], [], []
+    for name, grad, sharded in _gradients(model):
+        kind = by_world if sharded else by_ep if parallel.ep > 1 and _is_expert(name) else everywhere
+        kind.append(grad)
+    norm = torch.nn.utils.get_total_norm
+    if not parallel.distributed:
+        total = norm(everywhere)
+    else:
+        assert parallel.expert_mesh is not None
+        square = norm(everywhere).square() if everywhere else torch.zeros((), device=parallel.device)
+        groups = ((by_world, dist.group.WORLD), (by_ep, parallel.expert_mesh["ep"].get_group()))
+        for grads, group in groups:
+            if grads:
+                part = norm(grads).square()
+                dist.all_reduce(part, group=group)
+                square = square + part
+        total = square.sqrt()
+    scale = (largest / (total + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([*everywhere, *by_world, *by_ep], scale)
+    return total

@@ -1,0 +1,61 @@
+"""Run a function in several gloo processes, once for as many scenarios as it likes: starting them is what costs."""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def _rank_main(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple, queue) -> None:
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+    }
+    torch.set_num_threads(1)
+    try:
+        result = work(*args)
+    except BaseException:
+        queue.put((rank, traceback.format_exc(), None))
+        raise
+    queue.put((rank, None, result))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work(*args)`, a function of a module, returns on each of `world` ranks; fails with the first traceback."""
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    processes = [
+        context.Process(target=_rank_main, args=(rank, world, port, work, args, queue), daemon=True)
+        for port in [_free_port()]
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    results: list[Any] = [None] * world
+    try:
+        for _ in range(world):
+            rank, error, result = queue.get()
+            if error is not None:
+                raise AssertionError(f"rank {rank} of {world}:\n{error}")
+            results[rank] = result
+    finally:
+        for process in processes:
+            if any(r is None for r in results):
+                process.kill()
+            process.join()
+    return results
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
