@@ -1,4 +1,4 @@
-"""`mx-train`, `mx-train compare` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
+"""`mx-train`, `mx-train compare`, `mx-train speed` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
 
 import contextlib
 import difflib
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _CHANGEABLE = {  # on resume; everything else would make it another run
     "ep", "fsdp", "padded_dispatch", "heartbeat_timeout", "stall_timeout",
     "steps", "device", "compile", "checkpoint_activations", "log_every", "eval_every", "eval_tokens",
-    "final_eval_tokens", "save_every", "keep", "sample_tokens",
+    "final_eval_tokens", "save_every", "keep", "sample_tokens", "profile_steps",
 }  # fmt: skip
 
 
@@ -55,6 +55,16 @@ class CompareArgs(Config):
 
 
 @dataclass(frozen=True)
+class SpeedArgs(Config):
+    """Train a few steps in each precision, and with torch's own grouped GEMM: tokens/s, memory, time by part."""
+
+    variants: tuple[str, ...] = ("torch", "bf16", "mxfp8")
+    """Precisions, and `torch`: BF16 experts from torch's grouped_mm between unfused ops. The first is the yardstick."""
+    timed_steps: int = 20
+    """Steps that are timed, after a few that are not."""
+
+
+@dataclass(frozen=True)
 class SampleArgs:
     """Print text from a trained run."""
 
@@ -79,6 +89,8 @@ def train(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["compare"]:
         return _guarded("mx-train compare", lambda: _compare(args[1:]))
+    if args[:1] == ["speed"]:
+        return _guarded("mx-train speed", lambda: _speed(args[1:]))
     return _guarded("mx-train", lambda: _train(args))
 
 
@@ -222,6 +234,20 @@ def _compare(argv: list[str]) -> int:
     names = [args.baseline, args.candidate] + ([args.control] if args.control else [])
     comparison = run_comparison(_config_of(args), names, args.seeds, Console())
     return 0 if comparison.as_expected else 1
+
+
+def _speed(argv: list[str]) -> int:
+    default = load_preset(_value_of(argv, "--preset") or "tiny")
+    args = _parse(SpeedArgs, argv, "mx-train speed", _over(SpeedArgs, default))
+    if args.timed_steps < 1 or not args.variants:
+        raise ConfigError(
+            f"--timed-steps must be at least 1 and --variants not empty, got {args.timed_steps} and {args.variants}"
+        )
+
+    from mx_trainer.speed import run_speed
+
+    run_speed(_config_of(args), list(args.variants), args.timed_steps, Console())
+    return 0
 
 
 # --- mx-sample --------------------------------------------------------------------------------------------------------

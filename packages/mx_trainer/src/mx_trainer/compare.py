@@ -223,8 +223,7 @@ def _quantization_table(c: Comparison) -> TableData:
 
 
 def _markdown(caption: str, head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return f"{caption}:\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{caption}:\n\n{report.markdown_table(head, rows)}"
 
 
 def _verdict(c: Comparison) -> str:

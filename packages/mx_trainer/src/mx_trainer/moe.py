@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mx_trainer.config import ModelConfig, RouterConfig
 from mx_trainer.parallel import Parallel
 from mx_trainer.precision import Precision
+from mx_trainer.torch_experts import TorchExperts
 
 
 class RouterStats(NamedTuple):
@@ -134,7 +135,10 @@ class MoE(nn.Module):
         super().__init__()
         self.router = Router(cfg.width, cfg.experts, cfg.top_k, router)
         self.dtype = precision.expert_dtype
-        self.experts = MXExperts(cfg.experts, cfg.width, cfg.expert_width, recipe=precision.expert_recipe)
+        if cfg.expert_kernels == "torch":
+            self.experts = TorchExperts(cfg.experts, cfg.width, cfg.expert_width)
+        else:
+            self.experts = MXExperts(cfg.experts, cfg.width, cfg.expert_width, recipe=precision.expert_recipe)
         self.shared = SwiGLU(cfg.width, cfg.shared_width, precision) if cfg.shared_width else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterStats]:

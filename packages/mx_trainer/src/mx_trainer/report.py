@@ -48,6 +48,11 @@ def min_expert_share(records: list[dict[str, Any]], last_fraction: float = 0.25)
     return float((total_LE / total_LE.mean(axis=1, keepdims=True)).min())
 
 
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
+
+
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
     """A figure without pyplot: no global state, no display."""
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
