@@ -12,7 +12,7 @@ from typing import Literal
 from mx_core.formats import BLOCK_SIZE
 
 from mx_trainer.errors import ConfigError
-from mx_trainer.precision import PRECISIONS
+from mx_trainer.precision import LINEAR_PRECISIONS, PRECISIONS
 
 CORPORA = ("stdlib", "site-packages")
 """Names that `--data` knows; anything else is a path."""
@@ -283,10 +283,9 @@ def validate(cfg: Config) -> None:
         p.dispatch == "bf16" or cfg.precision in QUANTIZED_DISPATCH,
         f"--dispatch mxfp8 needs --precision {', '.join(QUANTIZED_DISPATCH)}; got {cfg.precision!r}",
     )
-    linear = ("high", *(p for p in PRECISIONS if p not in ("fp32", "bf16")))
     need(
-        cfg.linear_precision in linear,
-        f"--linear-precision must be one of {', '.join(linear)}; got {cfg.linear_precision!r}",
+        cfg.linear_precision in LINEAR_PRECISIONS,
+        f"--linear-precision must be one of {', '.join(LINEAR_PRECISIONS)}; got {cfg.linear_precision!r}",
     )
     need(
         "/" not in cfg.name and cfg.name not in (".", ".."), f"--name must be a plain name, got {cfg.name!r}"

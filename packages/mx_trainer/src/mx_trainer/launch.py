@@ -11,6 +11,7 @@ from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
+from mx_trainer.faults import fault_of
 from mx_trainer.failure import Watch
 from mx_trainer.metrics import PeakMemory
 from mx_trainer.model import GPT
@@ -99,7 +100,8 @@ def train_into(run_dir: Path, trainer: Trainer, console: Console) -> Result:
         f"sha256 {info.sha256[:16]}",
         highlight=False,
     )
-    return trainer.run(run_dir, Progress(console, cfg.optim.steps, cfg.precision, trainer.step))
+    with fault_of(cfg.precision):
+        return trainer.run(run_dir, Progress(console, cfg.optim.steps, cfg.precision, trainer.step))
 
 
 def _sample(trainer: Trainer) -> str:

@@ -7,8 +7,10 @@ from mx_kernels import RECIPES
 from mx_kernels.arch import target_of
 
 from mx_trainer.errors import ConfigError
+from mx_trainer.faults import FAULTY
 
-PRECISIONS = ("fp32", *RECIPES)
+PRECISIONS = ("fp32", *RECIPES, *FAULTY)
+LINEAR_PRECISIONS = ("high", *(name for name, recipe in RECIPES.items() if recipe.is_mx))
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def resolve_precision(name: str, linear: str, activations: str, device: torch.de
     return Precision(
         activations=getattr(torch, activations),
         expert_dtype=torch.float32 if name == "fp32" else torch.bfloat16,
-        expert_recipe="bf16" if name in ("fp32", "bf16") else name,
+        expert_recipe="bf16" if name == "fp32" else FAULTY.get(name, name),
         linear_recipe=None if linear == "high" else linear,
     )
 
