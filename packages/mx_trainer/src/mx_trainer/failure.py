@@ -14,6 +14,7 @@ rank 0's. A failure is a key in that store, written once, and everyone leaves wi
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -97,6 +98,8 @@ class Watch:
 
     def _name_rank(self, error: BaseException) -> None:
         """Raise what the watching threads find out about this failed communication, if they do."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one is dead: speak first
         self._known.wait(self._cfg.heartbeat_timeout + 3 * _INTERVAL)
         if self._failure:
             named = RankError(self._failure)
