@@ -45,6 +45,7 @@ class Tape(TorchDispatchMode):
         self._patches.undo()
         return super().__exit__(*exception)
 
+    @torch.no_grad()
     def replay(self) -> None:
         for step in self.steps:
             step()

@@ -33,7 +33,7 @@ def test_c15_what_ran_before_changes_nothing(emulated_gpu):
     forget_kernels()
     one_process = [mx_linear(x, w, backend="sm100") for x, w in cases]
     for (x, w), got in zip(reversed(cases), reversed(one_process), strict=True):
-        if x.shape[0] == 128:
+        if x.shape[0] == 128 and x.dtype is torch.float32:
             forget_kernels()
         assert torch.equal(got, mx_linear(x, w, backend="sm100"))
 
@@ -119,10 +119,10 @@ def test_autotuned_tile_runs(emulated_gpu, monkeypatch, tmp_path, mode):
 def test_every_tile_gives_the_same_bits(emulated_gpu):
     """Sums that depend on their order: all tiles add along K in the same one, so a tuner changes no result."""
     emulated_gpu("sm_100a", sms=4)
-    case = gemm("fprop", (130, 45), 96, 416)
+    case = gemm("fprop", (130, 5), 40, 416)
     a, b = case.operands(exact=False)
     results = []
-    for tile in (*config.TILES, TileConfig(128, 64, 2, 2)):
+    for tile in (*config.TILES[::2], TileConfig(128, 64, 2, 2)):
         with forced_tile(tile):
             results.append(case.run(a, b))
     assert all(torch.equal(result, results[0]) for result in results[1:])

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from kernels.layer import Layer, make_layer
 
 BF16 = torch.bfloat16
-SMALL = {"T": 40, "D": 32, "H": 64, "E": 3, "k": 2, "dtype": BF16}
+SMALL = {"T": 20, "D": 32, "H": 32, "E": 3, "k": 2, "dtype": BF16}
 
 
 def run(layer: Layer, recipe: str = "mxfp8"):
@@ -27,28 +27,30 @@ def assert_same(got, want) -> None:
         assert torch.equal(g, w)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "bf16"])
+@pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_c16_replay_with_other_routing_and_weights(recipe):
-    """The replay of a captured layer, forward and backward, equals eager; fewer rows than were captured."""
+    """The replay of a captured layer, forward and backward, equals eager, with fewer rows than were captured.
+
+    While it is captured the host reads no tensor.
+    """
     layer = make_layer(**SMALL)
     with ptxsim.gpu("sm_100a", sms=4) as gpu:
-        with Tape(gpu) as tape:
+        with no_host_reads(), Tape(gpu) as tape:
             captured = run(layer, recipe)
         before = [t.clone() for t in captured]
         other = make_layer(**SMALL, seed=1)
-        other.ids[3:20] = -1
-        other.ids[20:] = 2
+        other.ids[3:9] = -1
+        other.ids[9:] = 2
         overwrite(layer, other)
         tape.replay()
         assert_same(captured, run(layer, recipe))
     assert not any(torch.equal(new, old) for new, old in zip(captured, before, strict=True))
 
 
-def test_c16_the_host_reads_nothing():
-    with ptxsim.gpu("sm_100a", sms=4), no_host_reads():
-        run(make_layer(**SMALL))
+@pytest.mark.parametrize("read", ["item", "tolist", "nonzero", "__bool__", "__int__"])
+def test_host_reads_are_noticed(read):
     with no_host_reads(), pytest.raises(AssertionError, match="the host reads"):
-        torch.ones(1).item()
+        getattr(torch.ones(1), read)()
 
 
 def test_c16_compiled_once(monkeypatch):
@@ -61,7 +63,7 @@ def test_c16_compiled_once(monkeypatch):
     function = torch.compile(lambda *args: moe_mlp(*args, backend="sm100"), fullgraph=True, backend=counter)
     layer = make_layer(**SMALL)
     with ptxsim.gpu("sm_100a", sms=4):
-        for step, rows in enumerate((40, 1, 17)):
+        for step, rows in enumerate((20, 1, 7)):
             layer.ids[:rows] = step
             got = layer.run(function)
             if step == 0:
@@ -76,7 +78,7 @@ def test_c21_prepared_weights_are_never_stale():
     """After an optimiser step, an edit and a refresh, load_state_dict; eager and in a replayed graph."""
     layer = make_layer(**SMALL)
     with ptxsim.gpu("sm_100a", sms=4) as gpu:
-        experts = MXExperts(3, 32, 64, backend="sm100", dtype=BF16)
+        experts = MXExperts(3, 32, 32, backend="sm100", dtype=BF16)
         optimizer = torch.optim.AdamW(experts.parameters(), 0.1, fused=True)
         wq = experts.prepare(optimizer)
 
