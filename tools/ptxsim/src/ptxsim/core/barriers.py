@@ -310,7 +310,7 @@ class NamedBarrier:
 
     def count(self, W: Warp) -> None:
         """A warp counts once all of its live lanes have come."""
-        if W in self.counted or W not in self.arrived or mask_bits(W.live) & ~self.arrived[W]:
+        if W in self.counted or W not in self.arrived or W.live_bits & ~self.arrived[W]:
             return
         self.counted.add(W)
         self.threads += 32
@@ -437,7 +437,7 @@ def complete_cluster_barrier(cluster: Any) -> None:
         return
     for cta in cluster.ctas:
         for warp in cta.warps:
-            if warp.groups and mask_bits(warp.live) & ~cluster.arrived.get(warp, 0):
+            if warp.groups and warp.live_bits & ~cluster.arrived.get(warp, 0):
                 return
     cluster.arrived.clear()
     cluster.generation += 1

@@ -81,7 +81,7 @@ def read_operand(
 ) -> Array:
     """Bytes of an operand, [rows, row_bytes], K-major."""
     chunks, _, _ = _chunks((descriptor, blackwell, mn_major, rows, row_bytes, element))
-    data = cta.chunks[chunks]
+    data = cta.chunks.take(chunks, axis=0)
     if not mn_major:
         return data.reshape(rows, row_bytes)
     by_k = data.reshape(row_bytes // element, rows, element)
@@ -127,9 +127,9 @@ _bytes_of_nibbles = np.stack([_nibbles[np.arange(256) & 15], _nibbles[np.arange(
 def decode_bytes(data: Array, kind: str) -> Array:
     """Operand bytes [rows, bytes] → float64 values [rows, elements]; `kind` is an element format."""
     if kind == "e4m3":
-        return E4M3[data]
+        return E4M3.take(data)
     if kind == "e5m2":
-        return E5M2[data]
+        return E5M2.take(data)
     if kind == "e2m1":
         return _bytes_of_nibbles[data].reshape(data.shape[0], -1)
     data = np.ascontiguousarray(data)

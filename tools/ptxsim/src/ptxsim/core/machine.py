@@ -429,6 +429,7 @@ class Machine:
             W.live[:] = False
         else:
             W.live[group.mask] = False
+        W.live_bits = mask_bits(W.live)
         self._stalls = 0
         self.progress += 1
         if W.live.any():

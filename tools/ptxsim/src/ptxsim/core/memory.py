@@ -50,10 +50,11 @@ def _check_shared(cta: CTA, offset: int, size: int, W: Warp, line: int, what: st
 
 def _by_cta(W: Warp, a: Array) -> list[tuple[CTA, Any, Array]]:
     """Lane-varying shared addresses grouped by CTA: (CTA, lane positions, offsets)."""
+    low, high = int(np.minimum.reduce(a)), int(np.maximum.reduce(a))
+    if low >> RANK_SHIFT == high >> RANK_SHIFT:
+        return [(shared_location(W, low)[0], slice(None), (a & U64(OFFSET_MASK)).astype(np.int64))]
     ranks = a >> U64(RANK_SHIFT)
     offsets = (a & U64(OFFSET_MASK)).astype(np.int64)
-    if not count_true(ranks != ranks[0]):
-        return [(shared_location(W, int(a[0]))[0], slice(None), offsets)]
     out: list[tuple[CTA, Any, Array]] = []
     for r in np.unique(ranks):
         at = np.flatnonzero(ranks == r)
@@ -133,9 +134,15 @@ def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
             cta.shadow.write(W.current(), 0, offsets, size, W.actor, W.touch(line), line, W.name)
         if W.machine.trace:
             W.machine.trace.shared_access(W, offsets, size, line)
+        if size == 16:
+            words = np.empty((len(offsets), n), f"<u{nb}")
+            for k, v in enumerate(lanes_of):
+                words[:, k] = v[at]
+            cta.chunks[offsets >> 4] = words.view(np.uint8)
+            continue
         base, view = offsets // nb, cta.views[nb]
         for k, v in enumerate(lanes_of):
-            view[base + k] = v[at] & U64(ones)
+            view[base + k] = v[at]  # the low bytes
 
 
 def load_global(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[Value]:

@@ -25,20 +25,25 @@ class Clock:
 
     __slots__ = ("plain", "v")
 
-    def __init__(self, capacity: int):
-        self.v = np.zeros((3, capacity), np.int32)
+    def __init__(self, v: np.ndarray):
+        self.v = v
         self.plain: Clock | None = None
         """The clock without regard to tcgen05 fences, where this is the one with (for reports)."""
 
     def join(self, other: Clock) -> None:
-        np.maximum(self.v, other.v, out=self.v)
+        """`other` may be a copy from before new actors came."""
+        mine = self.v if other.v.shape == self.v.shape else self.v[:, : other.v.shape[1]]
+        np.maximum(mine, other.v, out=mine)
+
+    def copy(self) -> Clock:
+        return Clock(self.v.copy())
 
 
 class Order:
     """The actors and clocks of one cluster."""
 
     def __init__(self, describe_line: Callable[[int], str]):
-        self.capacity = 32
+        self.capacity = 64
         self.names: list[str] = []
         self.logs: list[Any] = []
         self.clocks: list[Clock] = []
@@ -52,12 +57,13 @@ class Order:
         if len(self.names) > self.capacity:
             grown = self.capacity * 2
             for clock in self.clocks:
-                clock.v = np.pad(clock.v, ((0, 0), (0, grown - self.capacity)))
+                old, clock.v = clock.v, np.zeros((3, grown), np.int32)
+                clock.v[:, : self.capacity] = old
             self.capacity = grown
         return len(self.names) - 1
 
     def clock(self) -> Clock:
-        clock = Clock(self.capacity)
+        clock = Clock(np.zeros((3, self.capacity), np.int32))
         self.clocks.append(clock)
         return clock
 

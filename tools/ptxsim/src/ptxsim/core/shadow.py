@@ -199,7 +199,12 @@ class SharedShadow:
         if isinstance(where, slice):
             low, high = where.start, where.stop
             if low % 16 or high % 16:
-                self._refine(np.arange(low // 16, -(-high // 16)))
+                if (
+                    self.fine is None
+                    or high - low > 16
+                    or not (self.refined[low // 16] and self.refined[(high - 1) // 16])
+                ):
+                    self._refine(np.arange(low // 16, -(-high // 16)))
                 assert self.fine is not None
                 return [(self.fine, slice(low // self.granule, -(-high // self.granule)))]
             chunks: Any = slice(low // 16, high // 16)

@@ -11,7 +11,7 @@ import numpy as np
 from .engine import Op, Pipe
 from .order import Clock, Order
 from .shadow import Shadow, SharedShadow
-from .values import Array, Mask
+from .values import Array, Mask, mask_bits
 
 if TYPE_CHECKING:
     from .barriers import MBarrier, NamedBarrier
@@ -140,6 +140,7 @@ class Warp:
         self.cluster = cta.cluster
         self.R = registers
         self.live = np.ones(32, bool) if active is None else active.copy()
+        self.live_bits = mask_bits(active)
         self.groups = [Group(0, active)]
         self.shared_base = cta.rank << RANK_SHIFT
         self.param_base = 0

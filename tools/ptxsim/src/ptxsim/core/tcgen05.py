@@ -6,6 +6,7 @@ from hardware. Operations of one warp complete in order, as pipelined tcgen05 in
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from .memory import who
 from .order import Clock
 from .state import CTA, OFFSET_MASK, RANK_SHIFT, TMEM_LANES, TMEM_POISON
 from .tmem import check_columns, column_index, publish_tensor, stream_clock, tensor_clock
-from .values import Array, Mask, Value, count_lanes, count_true, first
+from .values import Array, Mask, Value, count_lanes, first
 
 if TYPE_CHECKING:
     from .state import Warp
@@ -50,8 +51,7 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
         bits = first(mask, m)
         targets = [address & OFFSET_MASK | r << RANK_SHIFT for r in range(16) if bits >> r & 1]
     barriers = [find_mbarrier(W, t, line, asynchronous=True) for t in targets]
-    known = W.cluster.order.clock()
-    W.release(known)
+    known = W.current().copy()
     publish_tensor(W, known.v)
     if W.tensor is not None:  # what the committed operations are ordered after is complete with them
         np.maximum(known.v[0], W.tensor.v[0], out=known.v[0])
@@ -60,8 +60,7 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
         for barrier in barriers:
             barrier.gather.join(known)
             stream.complete(barrier.gather, epoch)
-            barrier.arrive(W.machine, 1, f"tcgen05.commit by {who(W, line)}")
-        W.cluster.order.drop(known)
+            barrier.arrive(W.machine, 1, f"tcgen05.commit by {who(W, line)}" if not barrier.pending else "")
 
     W.machine.engine.issue(arrive, line, stream.pipe)
     W.machine.count("commit", 1)
@@ -360,9 +359,8 @@ def _accumulate(
             _, single = _scratch(*part.shape)
             single[...] = part
             new = single.view(np.uint32)
-            nan = single != single
-            if count_true(nan):
-                new = np.where(nan, np.uint32(0x7FFFFFFF), new)
+            if math.isnan(np.dot(single.reshape(-1), single.reshape(-1))):
+                new = np.where(np.isnan(single), np.uint32(0x7FFFFFFF), new)
         if keep is not None:
             new = np.where(keep[np.arange(TMEM_LANES)[rows], None], new, view[rows])
         view[rows] = new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,19 @@ def swizzle(offset: Any, mode: int) -> Any:
     return offset ^ (offset >> 3 & {1: 0x10, 2: 0x30, 3: 0x70}[mode])
 
 
-def _clip(
-    t: TensorMap, coordinates: list[int], inner: int | None = None
-) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[slice, ...]] | None:
-    """In-bounds part of a box: address, shape, strides (outer…inner), and where it lies in the box; None if empty.
+class Part(NamedTuple):
+    """The in-bounds part of a box; tuples run from the outermost dimension to the innermost."""
 
-    `inner`: the innermost extent, if not the tensor's.
-    """
+    address: int
+    end: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    inside: tuple[slice, ...]  # where it lies in the box
+
+
+@lru_cache(maxsize=4096)
+def _clip(t: TensorMap, coordinates: tuple[int, ...], inner: int | None = None) -> Part | None:
+    """None if nothing is in bounds. `inner`: the innermost extent, if not the tensor's."""
     strides, sizes = [t.element, *t.strides], [inner or t.sizes[0], *t.sizes[1:]]
     inside, shape, offset = [], [], 0
     for c, size, box, stride in zip(coordinates, sizes, t.box, strides, strict=True):
@@ -43,19 +49,14 @@ def _clip(
         inside.append(slice(low - c, high - c))
         shape.append(high - low)
         offset += low * stride
-    # Addresses are 64 bits wide: strides may lead round.
-    return (t.address + offset) % (1 << 64), tuple(shape[::-1]), tuple(strides[::-1]), tuple(inside[::-1])
-
-
-def _check_span(W: Warp, t: TensorMap, clipped: tuple, what: str, line: int) -> None:
-    address, shape, strides, _ = clipped
+    address = (t.address + offset) % (1 << 64)  # addresses are 64 bits wide: strides may lead round
     end = address + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + t.element
-    W.machine.memory.check(address, end, what, W, line)
+    return Part(address, end, tuple(shape[::-1]), tuple(strides[::-1]), tuple(inside[::-1]))
 
 
 def _coordinates(
     W: Warp, t: TensorMap, coordinates: list[Value], i: int, line: int, what: str, gather: bool
-) -> list[int]:
+) -> tuple[int, ...]:
     values = [signed(lane(c, i), 32) for c in coordinates]
     inner = values[0]
     if t.nibbles:
@@ -68,7 +69,7 @@ def _coordinates(
         )
     if len(values) != (5 if gather else t.rank):
         raise Fault(f"{what}: {len(values)} coordinates for a tensor map of rank {t.rank}: {who(W, line)}")
-    return values
+    return tuple(values)
 
 
 def _chunks(t: TensorMap, offset: int, rows: int) -> Array:
@@ -103,17 +104,15 @@ def _region(t: TensorMap, rows: int) -> Any:
     return index
 
 
-def _read_box(t: TensorMap, clipped: tuple | None) -> Array:
+def _read_box(t: TensorMap, clipped: Part | None) -> Array:
     """Bytes of the box, [rows, inner_bytes], out-of-bounds elements filled."""
-    if clipped is not None and clipped[1] == tuple(t.box[::-1]) and not t.tf32:
-        address, shape, strides, _ = clipped
-        box = hostmem.strided(address, shape, strides, UINT[t.element])
+    if clipped is not None and clipped.shape == tuple(t.box[::-1]) and not t.tf32:
+        box = hostmem.strided(clipped.address, clipped.shape, clipped.strides, UINT[t.element])
         return np.ascontiguousarray(box).view(np.uint8).reshape(-1, t.inner_bytes)
     box = np.full(t.box[::-1], t.fill(), dtype=UINT[t.element])
     if clipped is not None:
-        address, shape, strides, inside = clipped
-        data = hostmem.strided(address, shape, strides, UINT[t.element])
-        box[inside] = _to_tf32(data) if t.tf32 else data
+        data = hostmem.strided(clipped.address, clipped.shape, clipped.strides, UINT[t.element])
+        box[clipped.inside] = _to_tf32(data) if t.tf32 else data
     return np.ascontiguousarray(box).view(np.uint8).reshape(-1, t.inner_bytes)
 
 
@@ -146,16 +145,16 @@ def tma_load(
 
 
 def _start_load(
-    W: Warp, t: TensorMap, at: list[int], gather: bool, targets: list[tuple[CTA, int, int]], line: int
+    W: Warp, t: TensorMap, at: tuple[int, ...], gather: bool, targets: list[tuple[CTA, int, int]], line: int
 ) -> None:
-    boxes = [[at[0], row] for row in at[1:]] if gather else [at]
+    boxes = [(at[0], row) for row in at[1:]] if gather else [at]
     if gather and (t.rank != 2 or t.box[1] != 1):
         raise Fault(f"gather4 needs a rank-2 map with a box of one row: {who(W, line)}")
     rows = t.rows * len(boxes)
     parts = [_clip(t, box) for box in boxes]
     for part in parts:
         if part is not None:
-            _check_span(W, t, part, "TMA load", line)
+            W.machine.memory.check(part.address, part.end, "TMA load", W, line)
     landing = Landing(W, targets, _region(t, rows), t.inner_bytes * rows, line, "TMA load")
     machine = W.machine
     machine.count("tma_load", 1)
@@ -208,12 +207,12 @@ def tma_store(
             inner = -(-t.sizes[0] * t.element // 16) * 16 // t.element
         if min(at) < 0:
             raise Fault(f"{what}: negative coordinate {at} (illegal instruction on hardware): {who(W, line)}")
-        boxes = [[at[0], row] for row in at[1:]] if scatter else [at]
+        boxes = [(at[0], row) for row in at[1:]] if scatter else [at]
         rows = t.rows * len(boxes)
         for box in boxes:
             clipped = _clip(t, box)
             if clipped is not None:
-                _check_span(W, t, clipped, what, line)
+                W.machine.memory.check(clipped.address, clipped.end, what, W, line)
         cta, offset = shared_location(W, lane(src, i))
         index = _region(t, rows)(cta, offset)
         W.machine.count("tma_store", 1)
@@ -239,15 +238,14 @@ def _tensor_reader(t: TensorMap, cta: CTA, offset: int, rows: int) -> Any:
     return read
 
 
-def _tensor_writer(t: TensorMap, boxes: list[list[int]], op: str | None, inner: int | None) -> Any:
+def _tensor_writer(t: TensorMap, boxes: list[tuple[int, ...]], op: str | None, inner: int | None) -> Any:
     def write(data: Array) -> None:
         for box, part in zip(boxes, np.split(data, len(boxes)), strict=True):
             clipped = _clip(t, box, inner)
             if clipped is None:
                 continue
-            address, shape, strides, inside = clipped
-            target = hostmem.strided(address, shape, strides, UINT[t.element])
-            values = part.view(UINT[t.element]).reshape(t.box[::-1])[inside]
+            target = hostmem.strided(clipped.address, clipped.shape, clipped.strides, UINT[t.element])
+            values = part.view(UINT[t.element]).reshape(t.box[::-1])[clipped.inside]
             target[...] = values if op is None else reduce_arrays(op, t.type, target, values)
 
     return write

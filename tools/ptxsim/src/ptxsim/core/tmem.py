@@ -64,6 +64,9 @@ def column_index(first_quarter: int, last_quarter: int, column: int, n: int) -> 
 
 
 def check_columns(cta: CTA, column: int, n: int, what: str, W: Warp, line: int) -> None:
+    for start, size in cta.allocations.items():
+        if start <= column and column + n <= start + size:
+            return
     if column + n > TMEM_COLUMNS:
         raise Fault(f"{what}: TMEM columns {column}…{column + n - 1} do not exist: {who(W, line)}")
     if not cta.columns_used[column : column + n].all():
@@ -133,8 +136,7 @@ def tmem_dealloc(W: Warp, m: Mask, a: Value, columns: Value, group: int, line: i
     if cta.tmem_shadow:
         index = column_index(0, 3, start, n)
         # A load whose registers have been used has read its columns: enough for giving them back.
-        done = W.cluster.order.clock()
-        done.join(W.current())
+        done = W.current().copy()
         if W.tensor is not None:
             np.maximum(done.v[0], W.tensor.v[0], out=done.v[0])
         for warp in cta.warps:
@@ -143,7 +145,6 @@ def tmem_dealloc(W: Warp, m: Mask, a: Value, columns: Value, group: int, line: i
                 loads.complete(done, loads.epoch)
         cta.tmem_shadow.write(done, 0, index, W.actor, W.touch(line), line, f"tcgen05.dealloc by {W.name}")
         cta.tmem_shadow.reset(index)
-        W.cluster.order.drop(done)
     del cta.allocations[start]
     cta.columns_used[start : start + n] = False
     W.machine.progress += 1

@@ -68,7 +68,7 @@ def first(v: Value, m: Mask) -> int:
 
 
 def lanes(m: Mask) -> Iterable[int]:
-    return range(32) if m is None else [int(i) for i in np.flatnonzero(m)]
+    return range(32) if m is None else m.nonzero()[0].tolist()
 
 
 def lane(v: Value, i: int) -> int:

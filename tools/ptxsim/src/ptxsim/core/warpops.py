@@ -25,8 +25,7 @@ def converge(W: Warp, m: Mask, members: Value, line: int, what: str) -> Wait | N
         raise Fault(
             f"{what}: lanes {active & ~member & M32:#x} execute it but are not in its mask {member:#x}: {who(W, line)}"
         )
-    live = mask_bits(W.live)
-    missing = member & live & ~active
+    missing = member & W.live_bits & ~active
     if not missing:
         return None
     block = W.current_group.block
@@ -44,6 +43,8 @@ def need_full_warp(W: Warp, m: Mask, line: int, what: str) -> None:
 
 def shuffle(mode: str, a: Value, b: Value, c: Value, m: Mask) -> tuple[Value, Value]:
     """Value from another lane, and whether that lane was in range."""
+    if mode == "idx" and type(b) is not Array and type(c) is not Array and c & 0x1F1F == 0x1F:
+        return int(a[b & 31]) if type(a) is Array else a, True
     values, source, clamp = spread(a), spread(b).astype(np.int64), spread(c).astype(np.int64)
     segment, bound = clamp >> 8 & 31, clamp & 31
     lane = LANE_INDEX
@@ -64,14 +65,6 @@ def shuffle(mode: str, a: Value, b: Value, c: Value, m: Mask) -> tuple[Value, Va
         ok = j <= top
     j = np.where(ok, j, lane)
     result = values[j]
-    if (
-        mode == "idx"
-        and type(b) is not Array
-        and type(c) is not Array
-        and clamp[0] >> 8 & 31 == 0
-        and ok.all()
-    ):
-        return int(result[0]), True
     if type(a) is not Array:
         return a, ok
     return result, ok
