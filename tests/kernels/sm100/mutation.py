@@ -39,9 +39,10 @@ class Subject:
 
 
 SUBJECTS = {
-    # A CTA pair, accumulators that share columns, groups that end inside a tile, an empty one, rows past the last.
+    # A CTA pair, accumulators that share columns, groups that end inside a tile, empty ones, rows past the last, and more
+    # groups than the scheduler warp has lanes.
     "fprop": Subject(
-        gemm("fprop", (150, 0, 300), 208, 160, row_map=RowMap.COMPACT, spare_rows=9),
+        gemm("fprop", (150, 0, 300, *[0] * 29, 3, 20), 208, 160, row_map=RowMap.COMPACT, spare_rows=9),
         TileConfig(256, 256),
         UNUSED_FIELDS,
     ),
