@@ -1,5 +1,6 @@
 """Run a function in several gloo processes, once for as many scenarios as it likes: starting them is what costs."""
 
+import multiprocessing
 import os
 import socket
 import traceback
@@ -8,6 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Where processes are forked from: it has imported, once, what takes each of them seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["mx_trainer.launch", "mx_trainer.shards", "mx_trainer.expert_parallel", "torch.distributed.fsdp"]
+    )
+    return context
 
 
 def _rank_main(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple, queue) -> None:
@@ -31,7 +41,7 @@ def _rank_main(rank: int, world: int, port: int, work: Callable[..., Any], args:
 
 def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work(*args)`, a function of a module, returns on each of `world` ranks; fails with the first traceback."""
-    context = torch.multiprocessing.get_context("spawn")
+    context = fork_server()
     queue = context.SimpleQueue()
     processes = [
         context.Process(target=_rank_main, args=(rank, world, port, work, args, queue), daemon=True)
