@@ -21,7 +21,10 @@ NAN_PATTERN = 0x7FFF_FFFF
 
 @dataclass(frozen=True)
 class BlockScaling:
-    """How a block becomes a scale byte and codes. `format` is the name of an FP8 format of mx_core."""
+    """How a block becomes a scale byte and codes.
+
+    `format` is the name of an FP8 format of mx_core; or of E2M1, E2M3 or E3M2, whose values come out as E4M3 codes.
+    """
 
     format: str
     rounding: ScaleRounding
@@ -30,7 +33,7 @@ class BlockScaling:
         """fp32 pattern of 2^(127-b), which takes a block's values to codes; NaN for a block with a NaN or an Inf.
 
         A subnormal amax needs no normalising: its exponent lies below every FP8 format's lowest scale, so b is 0, the
-        factor 2^127. The factor is never subnormal either, because b <= 247.
+        factor 2^127. The factor is never subnormal either, because b <= 253.
         """
         format = FORMATS[self.format]
         carried = amax + Uint32(round_up_constant(format, self.rounding))
@@ -47,6 +50,20 @@ class BlockScaling:
 
     def codes8(self, values: Sequence[Any], factors: Sequence[Any]) -> list[Uint32]:
         """Eight values times their factors as codes: two words, the first code in the lowest byte."""
-        fp8 = self.format.removeprefix("mxfp8_")
         scaled = [v * f.bitcast(Float32) for v, f in zip(values, factors, strict=True)]
+        fp8 = self.format.removeprefix("mxfp8_")
+        if FORMATS[self.format].bits < 8:
+            scaled, fp8 = [self.rounded(v) for v in scaled], "e4m3"
         return [ptx.pack_fp8x4(scaled[:4], fp8), ptx.pack_fp8x4(scaled[4:], fp8)]
+
+    def rounded(self, x: Float32) -> Float32:
+        """The format's nearest value: ties to even, saturating, 0 for NaN. As mx_core.codec.encode."""
+        format = FORMATS[self.format]
+        bits = x.bitcast(Uint32)
+        magnitude = ptx.min_u32(bits & Uint32(NAN_PATTERN), Uint32(format.max_value_bits))
+        exponent = ptx.max_u32(magnitude & Uint32(INF_PATTERN), Uint32(format.min_normal_bits))
+        magic = exponent + Uint32((FRACTION_BITS - format.mantissa_bits) << FRACTION_BITS)
+        quanta = magnitude.bitcast(Float32) + magic.bitcast(Float32)
+        nearest = (quanta - magic.bitcast(Float32)).bitcast(Uint32) | (bits & Uint32(1 << 31))
+        is_nan = (bits & Uint32(NAN_PATTERN)) > Uint32(INF_PATTERN)
+        return Uint32(select_(is_nan, Uint32(0), nearest)).bitcast(Float32)

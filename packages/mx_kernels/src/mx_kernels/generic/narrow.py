@@ -1,19 +1,19 @@
-"""FP6 and FP4 on GPUs: exact, and not made for speed.
+"""FP6 and FP4 on GPUs, in the kernels of FP8.
 
-Every E2M1, E2M3 and E3M2 value is an E4M3 value too. A GEMM therefore takes such operands as E4M3 codes with the scales
-that they have, through the MXFP8 kernel, and the products are the same to the last bit. Quantising to these formats is
-mx_core's torch code, run on the device. Enough for studies and for the control of a comparison.
+Every E2M1, E2M3 and E3M2 value is an E4M3 value too. So the kernels round to the narrow format's values but write E4M3
+codes (device/mx.py), which are packed here; and a GEMM takes unpacked E4M3 codes with the scales that they have, so that its
+products are the same to the last bit. The packing costs several passes over the data: this is for studies and for the
+control of a comparison, not for speed.
 """
 
 import dataclasses
 import functools
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from mx_core import FORMATS, MXFP8_E4M3, decode, encode, unpack
+from mx_core import FORMATS, MXFP8_E4M3, decode, encode, pack, unpack
 from torch import Tensor
 
-from mx_kernels.cpu.backend import BACKEND as REFERENCE
 from mx_kernels.problem import (
     DSwigluProblem,
     GatherQuantizeProblem,
@@ -38,20 +38,49 @@ def with_e4m3(problem: P) -> P:
     return dataclasses.replace(problem, **narrow) if narrow else problem  # type: ignore[type-var]
 
 
-def e4m3_data(data: Tensor, format: str) -> Tensor:
+def unpack_e4m3(data: Tensor, format: str) -> Tensor:
     """Packed codes (…, K·bits/8) of a narrow format as float8_e4m3fn (…, K) of the same values; others as they are."""
     if format not in NARROW_FORMATS:
         return data
+    if FORMATS[format].bits == 4:
+        pairs = _tables(format, data.device).unpack_pair.index_select(0, data.flatten().to(torch.int32))
+        return pairs.view(torch.float8_e4m3fn).view(*data.shape[:-1], 2 * data.shape[-1])
     codes = unpack(data, FORMATS[format], data.shape[-1] * 8 // FORMATS[format].bits)
-    table = _e4m3_codes(format, data.device)
-    return table.index_select(0, codes.flatten().to(torch.int32)).view(torch.float8_e4m3fn).view(codes.shape)
+    e4m3 = _tables(format, data.device).to_e4m3.index_select(0, codes.flatten().to(torch.int32))
+    return e4m3.view(torch.float8_e4m3fn).view(codes.shape)
+
+
+def pack_e4m3(codes: Tensor, format: str) -> Tensor:
+    """E4M3 codes uint8 (…, K) of a narrow format's values as its packed codes (…, K·bits/8)."""
+    tables = _tables(format, codes.device)
+    if FORMATS[format].bits == 4 and codes.shape[-1] % 2 == 0:
+        pairs = codes.flatten().view(torch.int16).to(torch.int32) & 0xFFFF
+        return tables.pack_pair.index_select(0, pairs).view(*codes.shape[:-1], codes.shape[-1] // 2)
+    narrow = tables.from_e4m3.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+    return pack(narrow, FORMATS[format])
+
+
+class _Tables(NamedTuple):
+    to_e4m3: Tensor
+    """uint8 (2^bits,): the E4M3 code of each code's value."""
+    from_e4m3: Tensor
+    """uint8 (256,): the code of each E4M3 code's value, rounded where the format does not have it."""
+    unpack_pair: Tensor
+    """int16 (256,): of a byte of two FP4 codes the two E4M3 codes, the first in the low byte."""
+    pack_pair: Tensor
+    """uint8 (65536,): the inverse."""
 
 
 @functools.cache
-def _e4m3_codes(format: str, device: torch.device) -> Tensor:
-    """The E4M3 code of the value of each code of a narrow format."""
-    codes = torch.arange(1 << FORMATS[format].bits, dtype=torch.uint8)
-    return encode(decode(codes, FORMATS[format]), MXFP8_E4M3).to(device)
+def _tables(format: str, device: torch.device) -> _Tables:
+    found, byte = FORMATS[format], torch.arange(256)
+    to_e4m3 = encode(decode(byte[: 1 << found.bits].to(torch.uint8), found), MXFP8_E4M3)
+    from_e4m3 = encode(decode(byte.to(torch.uint8), MXFP8_E4M3), found)
+    low, high = (to_e4m3.to(torch.int32)[nibble] for nibble in (byte & 0xF, byte >> 4))
+    unpack_pair = (low | high << 8).to(torch.int16)
+    pair = torch.arange(1 << 16)
+    pack_pair = (from_e4m3[pair & 0xFF] & 0xF) | from_e4m3[pair >> 8] << 4
+    return _Tables(*(t.to(device) for t in (to_e4m3, from_e4m3, unpack_pair, pack_pair)))
 
 
 class NarrowFormats:
@@ -61,29 +90,25 @@ class NarrowFormats:
         """Why this backend cannot run the problem on this device."""
         return super().why_not(with_e4m3(problem), device)  # type: ignore[misc]
 
-    def _for(self, problem: Any) -> Any:
-        """Who makes data of the problem's format."""
-        return REFERENCE if problem.format in NARROW_FORMATS else super()
-
     def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
         """See MemoryBoundBackend."""
-        return self._for(problem).quantize(problem, x, offs)
+        return _packed(problem, super().quantize(problem, x, offs))  # type: ignore[misc]
 
     def gather_quantize(
         self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
         """See MemoryBoundBackend."""
-        return self._for(problem).gather_quantize(problem, x, token_of, slot_weights)
+        return _packed(problem, super().gather_quantize(problem, x, token_of, slot_weights))  # type: ignore[misc]
 
     def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See MemoryBoundBackend."""
-        return self._for(problem).swiglu(problem, h, offs)
+        return _packed(problem, super().swiglu(problem, h, offs))  # type: ignore[misc]
 
     def dswiglu(
         self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
     ) -> tuple[Tensor, ...]:
         """See MemoryBoundBackend."""
-        return self._for(problem).dswiglu(problem, da, h, slot_weights, offs)
+        return _packed(problem, super().dswiglu(problem, da, h, slot_weights, offs))  # type: ignore[misc]
 
     def grouped_gemm(
         self,
@@ -96,5 +121,15 @@ class NarrowFormats:
         out: Tensor | None,
     ) -> Tensor:
         """See ops/gemm.py."""
-        a, b = e4m3_data(a, problem.a_format), e4m3_data(b, problem.b_format)
+        a, b = unpack_e4m3(a, problem.a_format), unpack_e4m3(b, problem.b_format)
         return super().grouped_gemm(with_e4m3(problem), a, a_scale, b, b_scale, offs, out)  # type: ignore[misc]
+
+
+def _packed(problem: Any, results: Any) -> Any:
+    """What an op returns, with the data of a narrow format packed: (data, scale) pairs, perhaps dw after them."""
+    if problem.format not in NARROW_FORMATS:
+        return results
+    return tuple(
+        pack_e4m3(t, problem.format) if i % 2 == 0 and t.dtype is torch.uint8 else t
+        for i, t in enumerate(results)
+    )
