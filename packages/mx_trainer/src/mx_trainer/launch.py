@@ -11,8 +11,8 @@ from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
-from mx_trainer.faults import fault_of
 from mx_trainer.failure import Watch
+from mx_trainer.faults import fault_of
 from mx_trainer.metrics import PeakMemory
 from mx_trainer.model import GPT
 from mx_trainer.parallel import Parallel, init_parallel

@@ -117,7 +117,7 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def plot_comparison(
-    curves: Sequence[tuple[str, str, list[list[dict[str, Any]]]]],
+    curves: Sequence[tuple[str, str, dict[int, list[dict[str, Any]]]]],
     tolerance_percent: float,
     path: Path,
     title: str,
@@ -125,7 +125,7 @@ def plot_comparison(
     """One picture of several precisions: validation loss by step, and the gap to the first of them.
 
     Args:
-        curves: (label, colour, records of each seed); the first is the baseline, seeds in the same order everywhere.
+        curves: (label, colour, records by seed); the first is the baseline.
         tolerance_percent: half the height of the band of parity.
         path: the PNG to write.
         title: the picture's title.
@@ -133,19 +133,20 @@ def plot_comparison(
     with matplotlib.rc_context(_STYLE):
         figure, axes = _figure(11, 4.5, 1, 2)
         left, right = axes[0]
-        base = [series(r, "val_loss") for r in curves[0][2]]
+        base = {seed: series(r, "val_loss") for seed, r in curves[0][2].items()}
         for label, colour, runs in curves:
-            mean = np.mean([series(r, "val_loss")[1] for r in runs], axis=0)
-            for records in runs:
-                left.plot(*series(records, "val_loss"), color=colour, alpha=0.35, linewidth=0.8)
-            left.plot(base[0][0], mean, color=colour, linewidth=1.8, label=f"{label} ({len(runs)} seeds)")
+            own = {seed: series(r, "val_loss") for seed, r in runs.items()}
+            for steps, values in own.values():
+                left.plot(steps, values, color=colour, alpha=0.35, linewidth=0.8)
+            steps = next(iter(own.values()))[0]
+            mean = np.mean([values for _, values in own.values()], axis=0)
+            count = f"{len(own)} seeds" if len(own) > 1 else "1 seed"
+            left.plot(steps, mean, color=colour, linewidth=1.8, label=f"{label} ({count})")
             if runs is curves[0][2]:
                 continue
-            gaps = np.asarray(
-                [100 * (series(r, "val_loss")[1] / b[1] - 1) for r, b in zip(runs, base, strict=False)]
-            )
-            right.fill_between(base[0][0], gaps.min(0), gaps.max(0), color=colour, alpha=0.2, linewidth=0)
-            right.plot(base[0][0], gaps.mean(0), color=colour, marker="o", markersize=3, label=label)
+            gaps = np.asarray([100 * (own[s][1] / base[s][1] - 1) for s in own if s in base])
+            right.fill_between(steps, gaps.min(0), gaps.max(0), color=colour, alpha=0.2, linewidth=0)
+            right.plot(steps, gaps.mean(0), color=colour, marker="o", markersize=3, label=label)
         band, label = (
             (-tolerance_percent, tolerance_percent),
             f"parity at the end: ±{tolerance_percent:.2f} %",
