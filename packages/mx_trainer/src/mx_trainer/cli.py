@@ -1,4 +1,4 @@
-"""`mx-train`, `mx-train compare`, `mx-train speed` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
+"""`mx-train`, `mx-train compare`, `mx-train speed`, `mx-train scaling` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
 
 import contextlib
 import difflib
@@ -50,8 +50,18 @@ class CompareArgs(Config):
     """The precision that the others are measured against."""
     candidate: str = "mxfp8"
     """The precision that must be at parity."""
-    control: str = "mxfp4"
+    control: str = "mxfp8_wrong_scales"
     """The precision that must not be; empty for none."""
+    runs: tuple[str, ...] = ()
+    """Run folders to compare instead of training: finished, and unlike in --precision and --seed only."""
+
+
+@dataclass(frozen=True)
+class ScalingArgs(Config):
+    """Under torchrun: the same steps in one process, with FSDP, expert parallelism and both; losses, tokens/s, traffic."""
+
+    precisions: tuple[str, ...] = ("bf16", "mxfp8")
+    """Precisions to go through."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,8 @@ def train(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["compare"]:
         return _guarded("mx-train compare", lambda: _compare(args[1:]))
+    if args[:1] == ["scaling"]:
+        return _guarded("mx-train scaling", lambda: _scaling(args[1:]))
     if args[:1] == ["speed"]:
         return _guarded("mx-train speed", lambda: _speed(args[1:]))
     return _guarded("mx-train", lambda: _train(args))
@@ -224,16 +236,34 @@ def _flat(cfg: Config) -> dict[str, object]:
 def _compare(argv: list[str]) -> int:
     default = load_preset(_value_of(argv, "--preset") or "tiny_compare")
     args = _parse(CompareArgs, argv, "mx-train compare", _over(CompareArgs, default))
-    if args.seeds < 2:
+    if args.seeds < 2 and not args.runs:
         raise ConfigError(f"--seeds must be at least 2, to have a spread, got {args.seeds}")
     for precision in filter(None, (args.baseline, args.candidate, args.control)):
         validate(replace(_config_of(args), precision=precision))
 
-    from mx_trainer.compare import run_comparison
+    from mx_trainer.compare import Roles, compare_runs, run_comparison
+    from mx_trainer.launch import create_run_dir
 
-    names = [args.baseline, args.candidate] + ([args.control] if args.control else [])
-    comparison = run_comparison(_config_of(args), names, args.seeds, Console())
+    roles, cfg = Roles(args.baseline, args.candidate, args.control), _config_of(args)
+    if args.runs:
+        missing = [run for run in args.runs if not (Path(run) / "config.json").exists()]
+        if missing:
+            raise ConfigError(f"--runs: {missing[0]} is not a run folder (it has no config.json)")
+        out = create_run_dir(replace(cfg, name=cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"))
+        comparison = compare_runs([Path(run) for run in args.runs], roles, out, Console())
+    else:
+        comparison = run_comparison(cfg, roles, args.seeds, Console())
     return 0 if comparison.as_expected else 1
+
+
+def _scaling(argv: list[str]) -> int:
+    default = load_preset(_value_of(argv, "--preset") or "tiny")
+    args = _parse(ScalingArgs, argv, "mx-train scaling", _over(ScalingArgs, default))
+
+    from mx_trainer.scaling import run_scaling
+
+    run_scaling(_config_of(args), list(args.precisions), Console())
+    return 0
 
 
 def _speed(argv: list[str]) -> int:

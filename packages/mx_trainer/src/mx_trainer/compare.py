@@ -19,7 +19,7 @@ from mx_trainer import report
 from mx_trainer.checkpoint import find_checkpoint
 from mx_trainer.config import Config
 from mx_trainer.data import load_corpus
-from mx_trainer.errors import ConfigError
+from mx_trainer.errors import CheckpointError, ConfigError
 from mx_trainer.faults import fault_of
 from mx_trainer.launch import create_run_dir, train_into
 from mx_trainer.metrics import PeakMemory, read_metrics
@@ -221,12 +221,16 @@ def _mean(values: Iterable[Any]) -> Any:
 
 
 def _quantization(run_dir: Path, cfg: Config, precision: str) -> dict[str, KindError]:
-    """Errors of a recipe on the trained model of a run and the batch that would have come next."""
+    """Errors of a recipe on the trained model of a run and the batch that would have come next; without a checkpoint, none."""
     recipe = RECIPES.get(precision)
     if recipe is None or recipe.format is None or cfg.model.expert_kernels != "mx":
         return {}
+    try:
+        checkpoint = find_checkpoint(run_dir)
+    except CheckpointError:
+        return {}
     trainer = Trainer(replace(cfg, compile=False), load_corpus(cfg.data))  # compiled blocks take no hooks
-    trainer.resume(find_checkpoint(run_dir))
+    trainer.resume(checkpoint)
     tokens, targets = trainer.sampler.next_batch(cfg.optim.batch, trainer.device)
     with fault_of(cfg.precision):
         return measure_quantization(trainer.model, tokens, targets, recipe)

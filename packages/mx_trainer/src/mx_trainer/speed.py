@@ -4,6 +4,7 @@ import gc
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -55,6 +56,7 @@ def run_speed(cfg: Config, variants: list[str], steps: int, console: Console) ->
     out = create_run_dir(
         replace(cfg, name=cfg.name or f"speed-{cfg.preset}-{time.strftime('%Y%m%d-%H%M%S')}")
     )
+    cfg.save(out / "config.json")
     results = []
     for variant in variants:
         console.rule(f"{cfg.preset} {variant}")
@@ -66,23 +68,27 @@ def run_speed(cfg: Config, variants: list[str], steps: int, console: Console) ->
             console.print(f"{trainer.describe()}, on {trainer.device}", highlight=False)
         results.append(_measure(trainer, variant, steps))
         del trainer
-        _forget()
+        forget()
         r = results[-1]
         console.print(
             f"{r.tokens_per_s:,.0f} tokens/s, {r.peak_memory / 2**20:,.0f} MiB, first step {r.first_step_s:.1f} s, "
             f"loss {r.train_loss:.4f}",
             highlight=False,
         )
-    (out / "speed.json").write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n")
-    cfg.save(out / "config.json")
-    for name, (head, rows) in {"speed": _speed_table(results), "step": _parts_table(results)}.items():
-        (out / f"{name}.md").write_text(markdown_table(head, rows) + "\n")
+        _write(out, results)  # now: the next one may not fit on the GPU
+    for head, rows in (_speed_table(results), _parts_table(results)):
         table = Table(*head)
         for row in rows:
             table.add_row(*row)
         console.print(table)
     console.print(f"tables {out}", highlight=False, soft_wrap=True)
     return results
+
+
+def _write(out: Path, results: list[Speed]) -> None:
+    (out / "speed.json").write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n")
+    for name, table in {"speed": _speed_table(results), "step": _parts_table(results)}.items():
+        (out / f"{name}.md").write_text(markdown_table(*table) + "\n")
 
 
 def _measure(trainer: Trainer, variant: str, steps: int) -> Speed:
@@ -105,7 +111,7 @@ def _measure(trainer: Trainer, variant: str, steps: int) -> Speed:
     return Speed(variant, rate, memory, mfu, first, loss, profile_training(trainer, 3))
 
 
-def _forget() -> None:
+def forget() -> None:
     """Give back the memory of a variant, and its compiled code: no variant is to profit from the one before."""
     torch._dynamo.reset()
     gc.collect()
