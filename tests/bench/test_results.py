@@ -1,13 +1,15 @@
 """mx-bench: results survive JSON, comparison sees what moved, a failing contestant does not stop the rest."""
 
+import dataclasses
 import json
 
 import jsonschema
 import pytest
-from mx_bench import report
+from mx_bench import cli, report
 from mx_bench.cases import Case, run_case
 from mx_bench.compare import compare
 from mx_bench.results import SCHEMA, Measurement, Results, load
+from mx_bench.sections import Plan, run_cases
 
 COPY = Measurement("ceilings", "copy", "torch copy_", 1e-3, 0.01, 15, bytes=4e9)
 DENSE = Measurement("ceilings", "dense BF16", "torch.matmul", 2e-3, 0.01, 15, flop=1.6e12)
@@ -72,6 +74,106 @@ def test_a_failing_contestant_is_reported_and_the_rest_goes_on():
     assert failed.seconds is None
     assert failed.note == "failed: RuntimeError: out of luck"
     assert absent.note == "not installed"
+
+
+def test_a_contestant_that_fails_in_the_middle_of_a_race():
+    def dies(number: int) -> None:
+        if number > 3:
+            raise MemoryError
+
+    ours, failed = run_case("section", Case("case", {"ours": lambda _: None, "dies": dies}), rounds=3)
+    assert ours.seconds is not None
+    assert (failed.seconds, failed.rounds, failed.note) == (None, 0, "failed: MemoryError")
+
+
+def test_a_result_that_cannot_be_checked_is_a_failure():
+    def check(name: str, result: object) -> str | None:
+        assert isinstance(result, int)
+        return None if result == 1 else "wrong result"
+
+    case = Case("case", {"right": lambda _: 1, "wrong": lambda _: 2, "odd": lambda _: "one"}, check=check)
+    right, wrong, odd = run_case("section", case, rounds=2)
+    assert right.seconds is not None
+    assert wrong.note == "failed: wrong result"
+    assert odd.note == "failed: result cannot be checked: AssertionError"
+
+
+def test_a_case_that_cannot_be_set_up_ends_its_section_and_keeps_the_rest():
+    def cases():
+        yield Case("first", {"ours": lambda _: None})
+        raise MemoryError("no room")
+
+    first, rest = run_cases("section", cases(), Plan("cpu", quick=True))
+    assert first.seconds is not None
+    assert rest.note == "failed: MemoryError: no room"
+
+
+def test_warming_calls_everything_once_and_measures_nothing():
+    seen = []
+
+    def broken(number: int) -> None:
+        seen.append("broken")
+        raise RuntimeError
+
+    cases = [Case("case", {"broken": broken, "ours": lambda n: seen.append(n), "absent": "not installed"})]
+    assert run_cases("section", cases, Plan("cpu", quick=True, warm=True)) == []
+    assert seen == ["broken", 0]
+
+
+@pytest.fixture
+def sections(monkeypatch):
+    """Two quick sections in place of the real ones; returns what ran."""
+    ran = []
+
+    def section(name: str):
+        def measure(plan: Plan) -> list[Measurement]:
+            ran.append(name)
+            if name == "second" and ran.count("second") == 1:
+                raise RuntimeError("boom")
+            return [Measurement(name, "case", "ours", 1e-3, 0.5, 3)]
+
+        return measure
+
+    monkeypatch.setattr(cli, "SECTIONS", {name: section(name) for name in ("first", "second", "third")})
+    return ran
+
+
+def test_a_run_from_its_start_to_its_files(sections, tmp_path, capsys):
+    """A broken section is reported and the others go on; a noisy run says so; smoke sizes are called that."""
+    assert cli.main(["--out", str(tmp_path)]) == 0
+    run = load(tmp_path / "results.json")
+    assert [m.seconds for m in run.measurements] == [1e-3, None, 1e-3]
+    assert run.measurements[1].note == "failed: RuntimeError: boom"
+    printed = capsys.readouterr().out
+    assert "boom" in printed
+    assert "noisy: 2 of 3" in printed
+    if run.smoke:
+        assert report.SMOKE_WARNING in printed
+        assert report.SMOKE_WARNING in (tmp_path / "results.md").read_text()
+
+
+def test_a_run_is_resumed_at_the_first_section_that_is_missing(sections, tmp_path, capsys):
+    whole = tmp_path / "results.json"
+    assert cli.main(["--out", str(tmp_path)]) == 0
+    run = load(whole)
+    dataclasses.replace(run, sections_done=("first",), measurements=run.measurements[:1]).save(whole)
+    assert cli.main(["--out", str(tmp_path), "--resume"]) == 0
+    assert sections == ["first", "second", "third", "second", "third"]
+    assert [m.seconds for m in load(whole).measurements] == [1e-3] * 3
+
+
+def test_warming_leaves_no_results(sections, tmp_path, capsys):
+    assert cli.main(["--out", str(tmp_path), "--warm"]) == 0
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_compare_prints_what_moved(tmp_path, capsys):
+    for name, seconds in (("a", 1.0), ("b", 0.5)):
+        results(Measurement("layer", "case", "ours", seconds, 0.01)).save(tmp_path / f"{name}.json")
+    assert cli.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "2.00x" in printed
+    assert "3 measured in both runs, 1 moved beyond noise" in printed
 
 
 def test_pages_and_charts_name_every_contestant(tmp_path):

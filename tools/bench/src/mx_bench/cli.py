@@ -1,7 +1,8 @@
-"""`mx-bench`, `mx-bench compare A.json B.json`, `mx-bench project`."""
+"""`mx-bench`, `mx-bench report RESULTS.json`, `mx-bench compare A.json B.json`, `mx-bench project`."""
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ import torch
 from rich.console import Console
 
 from mx_bench import machine, report
+from mx_bench.cases import reason_of
 from mx_bench.compare import compare
+from mx_bench.headline import headline
 from mx_bench.project import command as project_command
 from mx_bench.results import Measurement, Results, load
 from mx_bench.sections import SECTIONS, Plan
 
-PUBLISHED_LAYER, PUBLISHED_END_TO_END = 3.5, 1.5
-"""Speed-ups of an MoE layer and a training step that moved to MXFP8 on B200, cursor.com/blog/kernels (2025)."""
+WIDTH = 150
+"""Columns of the tables where the output is not a terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +39,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--section", action="append", choices=SECTIONS, help="only this one; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
     parser.add_argument("--resume", action="store_true", help="keep the sections that --out already holds")
+    parser.add_argument("--warm", action="store_true", help="compile everything and measure nothing")
     commands = parser.add_subparsers()
+
+    reporting = commands.add_parser("report", help="tables, page and charts of a run made elsewhere")
+    reporting.add_argument("results", type=Path)
+    reporting.add_argument("--to", type=Path, help="folder for the page and charts; that of the results")
+    reporting.set_defaults(function=_report)
 
     comparing = commands.add_parser("compare", help="what moved between two runs beyond noise")
     comparing.add_argument("before", type=Path)
@@ -50,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    console = Console()
-    plan = Plan(device="cuda" if torch.cuda.is_available() else "cpu", quick=args.quick)
+    console = _console()
+    plan = Plan(device="cuda" if torch.cuda.is_available() else "cpu", quick=args.quick, warm=args.warm)
     path = args.out / "results.json"
     args.out.mkdir(parents=True, exist_ok=True)
     results = Results(machine.describe(), smoke=plan.smoke)
@@ -62,15 +71,14 @@ def _run(args: argparse.Namespace) -> int:
     for name in args.section or SECTIONS:
         if name in results.sections_done:
             continue
-        with console.status(f"measuring: {name}"):
-            results = results.with_section(name, _measure(name, plan))
-        results.save(path)
-    for table in report.tables(results):
-        console.print(table)
-    _print_headline(console, results)
-    (args.out / "results.md").write_text(report.markdown(results))
-    written = [path, args.out / "results.md", *report.charts(results, args.out)]
-    console.print("wrote", ", ".join(str(p) for p in written))
+        start = time.perf_counter()
+        measured = _measure(name, plan)
+        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
+        if not plan.warm:
+            results = results.with_section(name, measured)
+            results.save(path)
+    if not plan.warm:
+        _show(console, results, args.out)
     return 0
 
 
@@ -78,28 +86,37 @@ def _measure(name: str, plan: Plan) -> list[Measurement]:
     try:
         return SECTIONS[name](plan)
     except Exception as error:  # a section that breaks is reported, and the others go on
-        return [Measurement(name, "section", "all", None, note=f"failed: {type(error).__name__}: {error}")]
+        return [Measurement(name, "section", "all", None, note=reason_of(error))]
 
 
-def _print_headline(console: Console, results: Results) -> None:
-    """MXFP8 over BF16, of the layer and of a training step, beside what was published for Blackwell."""
-    if results.smoke:
-        return
-    for case in dict.fromkeys(m.case for m in results.measurements if m.section == "MoE layer"):
-        bf16, mx = (results.best("MoE layer", case, f"ours {p}") for p in ("BF16", "MXFP8"))
-        if bf16 and mx and bf16.seconds and mx.seconds:
-            console.print(
-                f"[bold]{case}: MXFP8 {bf16.seconds / mx.seconds:.2f}x BF16[/] (published on B200: {PUBLISHED_LAYER}x)"
-            )
-    bf16, mx = (results.best("trainer", contestant=f"ours {p}") for p in ("bf16", "mxfp8"))
-    if bf16 and mx and bf16.seconds and mx.seconds:
-        console.print(
-            f"[bold]training step: MXFP8 {bf16.seconds / mx.seconds:.2f}x BF16[/] (published: {PUBLISHED_END_TO_END}x)"
-        )
+def _report(args: argparse.Namespace) -> int:
+    results, folder = load(args.results), args.to or args.results.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    _show(_console(), results, folder)
+    return 0
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
+
+
+def _show(console: Console, results: Results, folder: Path) -> None:
+    """Tables and headline in the terminal, page and charts in `folder`."""
+    for table in report.tables(results):
+        console.print(table)
+    if noisy := [m for m in results.measurements if m.is_noisy]:
+        console.print(f"[yellow]noisy: {len(noisy)} of {len(results.measurements)}, marked above[/]")
+    lines = headline(results)
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    page = folder / "results.md"
+    page.write_text(report.markdown(results, lines))
+    written = [page, *report.charts(results, folder)]
+    console.print("wrote", ", ".join(str(p) for p in written))
 
 
 def _compare(args: argparse.Namespace) -> int:
-    console = Console()
+    console = _console()
     comparison = compare(load(args.before), load(args.after))
     if comparison.different_machine:
         console.print(f"[yellow]different between the runs: {', '.join(comparison.different_machine)}[/]")

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from mx_core import MXFP8_E4M3, RowMap
+from mx_core import MXFP8_E4M3, MXTensor, RowMap
+from mx_core.groups import aligned_row_of, take_rows
 from mx_kernels import grouped_gemm_dgrad, grouped_gemm_fprop, grouped_gemm_wgrad, quantize_mx
 from torch import Tensor
 
-from mx_bench.cases import Call, Case
+from mx_bench.cases import Call, Case, relative_error
+from mx_bench.contestants import GemmInputs, gemm_contestants
 from mx_bench.timing import buffer_sets
 
 SECTION = "grouped GEMM"
@@ -61,18 +63,21 @@ SHAPES = (
 )
 SMOKE_SHAPES = (GemmShape(192, 3, 64, 96),)
 SKEW = 0.8
+BMM = "torch.bmm, equal groups"
+WRONG = 0.1
+"""A relative error that no rounding explains: 8-bit operands give 0.04."""
 
 
-def gemm_cases(device: str, *, smoke: bool) -> Iterator[Case]:
+def gemm_cases(device: str, *, smoke: bool, tuned: bool = False) -> Iterator[Case]:
     """Every mode of every shape, in equal and in skewed groups."""
     for shape in SMOKE_SHAPES if smoke else SHAPES:
         for skew in (0.0, SKEW):
             for mode in MODES:
-                yield gemm_case(shape, mode, skew, device)
+                yield gemm_case(shape, mode, skew, device, tuned=tuned)
 
 
-def gemm_case(shape: GemmShape, mode: str, skew: float, device: str) -> Case:
-    """One problem with all its contestants."""
+def gemm_case(shape: GemmShape, mode: str, skew: float, device: str, *, tuned: bool = False) -> Case:
+    """One problem with all its contestants; `tuned`: other libraries may tune themselves first."""
     sizes = shape.sizes(skew)
     offs = torch.tensor(sizes).cumsum(0).to(device, torch.int32)
     element = 2
@@ -93,7 +98,7 @@ def gemm_case(shape: GemmShape, mode: str, skew: float, device: str) -> Case:
         )
         for _ in range(count)
     ]
-    scaled = [_quantized(mode, a, b, offs) for a, b in sets]
+    scaled = [quantized(mode, a, b, offs) for a, b in sets]
     gemm = GEMMS[mode]
 
     def ours_bf16(i: int) -> Tensor:
@@ -105,21 +110,52 @@ def gemm_case(shape: GemmShape, mode: str, skew: float, device: str) -> Case:
     contestants: dict[str, Call | str] = {
         "ours BF16": ours_bf16,
         "ours MXFP8": ours_mxfp8,
-        "torch.bmm, equal groups": _bmm(mode, sets, shape),
+        BMM: _bmm(mode, sets, shape),
         "torch._grouped_mm": _grouped_mm(mode, sets, offs) if device == "cuda" else "needs a GPU",
+        **gemm_contestants(GemmInputs(mode, sets, scaled, offs, sizes, tuned)),
     }
     return Case(
         shape.case_name(mode, skew),
         contestants,
         bytes=float(element * (operands + result)),
         flop=float(shape.flop),
+        check=checker(mode, *sets[0], offs, sizes),
     )
 
 
-def _quantized(mode: str, a: Tensor, b: Tensor, offs: Tensor):
+def checker(
+    mode: str, a: Tensor, b: Tensor, offs: Tensor, sizes: list[int]
+) -> Callable[[str, object], str | None]:
+    """Compares a result with plain products, group by group; COMPACT and ALIGNED rows are both right."""
+    reference: list[Tensor] = []
+
+    def check(name: str, result: object) -> str | None:
+        if (name == BMM and len(set(sizes)) > 1) or not isinstance(result, Tensor):
+            return None  # torch.bmm multiplies equal groups
+        if not reference:
+            reference.append(plain_products(mode, a, b, sizes))
+        if mode != "wgrad" and result.ndim == 3:  # a batch of equal groups
+            result = result.flatten(0, 1)
+        if mode != "wgrad" and result.shape[0] != a.shape[0]:
+            result = take_rows(result, aligned_row_of(offs, a.shape[0]))
+        error = relative_error(result, reference[0])
+        return None if error < WRONG else f"wrong result, relative error {error:.2f}"
+
+    return check
+
+
+def plain_products(mode: str, a: Tensor, b: Tensor, sizes: list[int]) -> Tensor:
+    """One torch.matmul for each group."""
+    rows = a.split(sizes)
+    if mode == "wgrad":
+        return torch.stack([x.mT @ y for x, y in zip(rows, b.split(sizes), strict=True)])
+    return torch.cat([x @ (w.mT if mode == "fprop" else w) for x, w in zip(rows, b, strict=True)])
+
+
+def quantized(mode: str, a: Tensor, b: Tensor, offs: Tensor) -> tuple[MXTensor, MXTensor]:
     """The MX operands of a mode, rows ALIGNED as inside the MoE layer."""
     if mode == "wgrad":
-        return tuple(quantize_mx(x, MXFP8_E4M3, axis=-2, offs=offs) for x in (a, b))
+        return quantize_mx(a, MXFP8_E4M3, axis=-2, offs=offs), quantize_mx(b, MXFP8_E4M3, axis=-2, offs=offs)
     weight_axis = -1 if mode == "fprop" else -2
     return quantize_mx(a, MXFP8_E4M3, offs=offs), quantize_mx(b, MXFP8_E4M3, axis=weight_axis)
 

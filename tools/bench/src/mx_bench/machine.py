@@ -19,6 +19,7 @@ PACKAGES = (
 NVIDIA_SMI = {
     "driver": "driver_version",
     "sm_clock_mhz": "clocks.sm",
+    "sm_clock_max_mhz": "clocks.max.sm",
     "power_w": "power.draw",
     "power_limit_w": "power.limit",
 }

@@ -15,6 +15,7 @@ from mx_core.scaling import amax_to_e8m0, e8m0_to_reciprocal
 from torch import Tensor
 
 from mx_bench.cases import Call, Case, run_case
+from mx_bench.contestants import QuantizeInputs, quantize_contestants
 from mx_bench.results import Measurement
 from mx_bench.timing import buffer_sets
 
@@ -92,12 +93,19 @@ def _quantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     shape = f"{sizes.rows} x {sizes.cols}"
     for axis, what in ((-1, "row"), (-2, "column")):
         ours = _over(x, lambda t, axis=axis: mx.quantize(t, MX[0], axis, *MX[1:]))
-        contestants = {"ours": ours, "torch.compile, linear scales": _compiled(torch_quantize, x, axis)}
+        contestants = {
+            "ours": ours,
+            "torch.compile, linear scales": _compiled(torch_quantize, x, axis),
+            **quantize_contestants(QuantizeInputs(what, x)),
+        }
         yield _case(f"quantise, {what}, {shape}", 3 * n + n / 32, contestants, device)
     yield _case(
         f"quantise, both, {shape}",
         4 * n + n / 16,
-        {"ours": _over(x, lambda t: mx.quantize_dual(t, *MX))},
+        {
+            "ours": _over(x, lambda t: mx.quantize_dual(t, *MX)),
+            **quantize_contestants(QuantizeInputs("both", x)),
+        },
         device,
     )
 

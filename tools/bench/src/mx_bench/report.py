@@ -1,6 +1,6 @@
 """Results as a terminal table, a Markdown page and bar charts against the machine's ceilings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -62,19 +62,24 @@ def by_section(results: Results) -> Iterator[tuple[str, list[Measurement]]]:
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """One terminal table a section."""
+    """One terminal table a section; a case is named once."""
     for section, measurements in by_section(results):
-        table = Table(*COLUMNS, title=section, title_justify="left")
-        for m in measurements:
-            table.add_row(*row(m, results))
+        table = Table(*COLUMNS[1:], title=section, title_justify="left")
+        for case, contestants in groupby(measurements, key=lambda m: m.case):
+            table.add_row(f"[bold]{case}[/]")
+            for m in contestants:
+                name, *cells = row(m, results)[1:]
+                table.add_row(f"  {name}", *cells)
         yield table
 
 
-def markdown(results: Results) -> str:
-    """The whole run as a page."""
+def markdown(results: Results, headline: Sequence[str] = ()) -> str:
+    """The whole run as a page, its headline first."""
     lines = ["# mx-bench", ""]
     if results.smoke:
         lines += [SMOKE_WARNING, ""]
+    if headline:
+        lines += [*(f"- {line}" for line in headline), ""]
     lines += markdown_table(
         ("machine", ""), [(k, str(v)) for k, v in results.machine.items() if v is not None]
     )

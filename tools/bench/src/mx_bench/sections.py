@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from mx_bench import ceilings, gemm, layer, memory_bound, trainer
-from mx_bench.cases import Case, run_case
+from mx_bench.cases import Case, reason_of, run_case, warm_case
 from mx_bench.results import Measurement
 from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES, SMOKE_SHAPES
 
@@ -17,6 +17,8 @@ class Plan:
 
     device: str
     quick: bool
+    warm: bool = False
+    """Compile everything that would be measured, and measure nothing."""
 
     @property
     def smoke(self) -> bool:
@@ -25,7 +27,12 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        return 5 if self.smoke else 15
+        return 3 if self.smoke else 15
+
+    @property
+    def calls(self) -> int:
+        """Calls in a turn of a round."""
+        return 1 if self.smoke else 4
 
     @property
     def layer_shapes(self):
@@ -34,37 +41,46 @@ class Plan:
         return DESIGN_SHAPES if self.quick else (*DESIGN_SHAPES, *MODEL_SHAPES)
 
 
-def _run_cases(section: str, cases: Iterable[Case], plan: Plan) -> list[Measurement]:
-    measurements = []
-    for case in cases:
-        measurements += run_case(section, case, rounds=plan.rounds)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def run_cases(section: str, cases: Iterable[Case], plan: Plan) -> list[Measurement]:
+    """Race case by case. If one cannot even be set up, what was measured before it is kept."""
+    measurements: list[Measurement] = []
+    try:
+        for case in cases:
+            if plan.warm:
+                warm_case(case)
+            else:
+                measurements += run_case(section, case, rounds=plan.rounds, calls=plan.calls)
+            del case
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    except Exception as error:
+        measurements.append(
+            Measurement(section, "the rest of the section", "all", None, note=reason_of(error))
+        )
     return measurements
 
 
 def _ceilings(plan: Plan) -> list[Measurement]:
-    return _run_cases(ceilings.SECTION, ceilings.ceiling_cases(plan.device, smoke=plan.smoke), plan)
+    return run_cases(ceilings.SECTION, ceilings.ceiling_cases(plan.device, smoke=plan.smoke), plan)
 
 
 def _memory_bound(plan: Plan) -> list[Measurement]:
-    return _run_cases(
+    return run_cases(
         memory_bound.SECTION, memory_bound.memory_bound_cases(plan.device, smoke=plan.smoke), plan
     )
 
 
 def _gemm(plan: Plan) -> list[Measurement]:
-    return _run_cases(gemm.SECTION, gemm.gemm_cases(plan.device, smoke=plan.smoke), plan)
+    return run_cases(gemm.SECTION, gemm.gemm_cases(plan.device, smoke=plan.smoke, tuned=not plan.quick), plan)
 
 
 def _layer(plan: Plan) -> list[Measurement]:
-    return _run_cases(layer.SECTION, layer.layer_cases(plan.layer_shapes, plan.device), plan)
+    return run_cases(layer.SECTION, layer.layer_cases(plan.layer_shapes, plan.device), plan)
 
 
 def _trainer(plan: Plan) -> list[Measurement]:
-    if plan.smoke:
-        return trainer.measure_trainer("smoke", steps=12)
-    return trainer.measure_trainer("gpu_50m", steps=30 if plan.quick else 60)
+    preset, steps = ("smoke", 8) if plan.smoke else ("gpu_50m", 30 if plan.quick else 60)
+    return trainer.measure_trainer(preset, steps=2 if plan.warm else steps)
 
 
 SECTIONS: dict[str, Callable[[Plan], list[Measurement]]] = {

@@ -45,4 +45,4 @@ MODEL_SHAPES = (
     MoEShape("Llama-4-Scout", 16384, 5120, 8192, 16, 1, "published model configuration; routed experts only"),
 )
 
-SMOKE_SHAPES = (MoEShape("smoke", 256, 128, 64, 4, 2, "sizes that a CPU finishes in seconds"),)
+SMOKE_SHAPES = (MoEShape("smoke", 64, 64, 32, 4, 2, "sizes that a CPU finishes in seconds"),)

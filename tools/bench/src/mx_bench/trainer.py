@@ -13,6 +13,8 @@ SECTION = "trainer"
 PRECISIONS = ("bf16", "mxfp8")
 WARMUP_RECORDS = 3  # records of metrics.jsonl left out: compilation, allocator, caches
 
+TIMEOUT_S = 600
+
 
 def measure_trainer(preset: str, *, steps: int) -> list[Measurement]:
     """Seconds per step of one preset, from the trainer's own metrics."""
@@ -28,7 +30,10 @@ def _measure(preset: str, precision: str, steps: int) -> Measurement:
             *("--eval-tokens", "4096", "--final-eval-tokens", "4096", "--sample-tokens", "0"),
             *("--out", folder, "--name", "bench"),
         ]
-        run = subprocess.run(command, capture_output=True, text=True)
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return Measurement(SECTION, case, contestant, None, note=f"failed: not done after {TIMEOUT_S} s")
         if run.returncode != 0:
             reason = (run.stderr.strip().splitlines() or ["no message"])[-1]
             return Measurement(SECTION, case, contestant, None, note=f"failed: {reason}")
@@ -37,6 +42,8 @@ def _measure(preset: str, precision: str, steps: int) -> Measurement:
         ]
         config = json.loads((Path(folder) / "bench" / "config.json").read_text())
     rates = [record["tokens_per_s"] for record in records if record.get("tokens_per_s")][WARMUP_RECORDS:]
+    if len(rates) < 2:
+        return Measurement(SECTION, case, contestant, None, note="too few steps to tell a rate")
     tokens = config["optim"]["batch"] * config["optim"]["accumulate"] * config["model"]["block"]
     low, rate, high = statistics.quantiles(rates, n=4)
     return Measurement(
