@@ -57,6 +57,16 @@ def test_memory_fits(tile, format, out):
     assert memory.sfb_column + 4 * memory.sfb_tiles == config.TMEM_COLUMNS or not key.scaled
 
 
+def test_smaller_clusters_end_at_one_cta():
+    for tile in (*config.TILES, *config.CLUSTERS):
+        sizes = []
+        while tile is not None:
+            dataclasses.replace(KEY, tile=tile)  # possible
+            sizes.append(tile.cluster_size)
+            tile = tile.smaller_cluster()
+        assert sizes == [2**i for i in reversed(range(len(sizes)))]
+
+
 SIZES = {  # rows, groups, columns of the output, the other extent → tile
     "large": ((131_072, 8, 7168, 2048), (256, 256)),
     "64 rows each": ((64 * 128, 128, 4096, 2048), (128, None)),

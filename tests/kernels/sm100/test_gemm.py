@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mx_core import MXFP8_E4M3, MXTensor, RowMap, ScaleLayout, reference
-from mx_kernels import grouped_gemm_fprop, grouped_gemm_wgrad
+from mx_kernels import grouped_gemm_fprop, grouped_gemm_wgrad, quantize_mx_dual
 from mx_kernels.sm100.backend import forced_tile
 from mx_kernels.sm100.config import TileConfig
 from support.bounds import assert_sum_error
@@ -134,6 +134,19 @@ def test_c10_gradients_of_empty_experts(emulated_gpu, sizes):
     assert torch.equal(case["dgrad"].run(ones, b), want)
     dw = case["wgrad"].run(ones, ones)
     assert torch.equal(dw, torch.tensor(sizes, dtype=BF16)[:, None, None].expand(3, 32, 32))
+
+
+@pytest.mark.parametrize("sizes", [[16, 48], [16, 48, 0, 33]], ids=str)
+def test_c11_no_scale_block_spans_two_experts(emulated_gpu, sizes):
+    """C11: expert 0 holds 448, the others 2^-12, which a scale shared with expert 0 would make zero."""
+    emulated_gpu("sm_100a", sms=4)
+    expert = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    x = torch.where(expert == 0, 448.0, 2.0**-12)[:, None].expand(-1, 64).to(BF16).contiguous()
+    offs = offs_of(sizes)
+    ones, x_col = (quantize_mx_dual(t, offs=offs, backend="sm100")[1] for t in (torch.ones_like(x), x))
+    dw = grouped_gemm_wgrad(ones, x_col, offs, out_dtype=FP32, backend="sm100")
+    want = torch.tensor([n * (448.0 if e == 0 else 2.0**-12) for e, n in enumerate(sizes)])
+    assert torch.equal(dw, want[:, None, None].expand(-1, 64, 64))
 
 
 @pytest.mark.parametrize("mode", MODES)
