@@ -6,6 +6,7 @@ The agent is torchrun's own, called as a library so that its processes can be fo
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -48,6 +49,8 @@ class Outcome:
     seconds: float
     logs: dict[tuple[int, int], str]
     """What each (life, rank) wrote."""
+    delays: dict[tuple[int, int], float]
+    """Seconds from a life's fault to the last word of each rank of it."""
 
 
 def torchrun(
@@ -74,14 +77,26 @@ def torchrun(
     except ChildFailedError as failure:
         error = str(failure)
     seconds = time.monotonic() - began
-    written = {
-        (int(life.name.rpartition("_")[2]), int(rank.name)): "".join(
-            p.read_text() for p in sorted(rank.glob("std*.log"))
-        )
+    folders = {
+        (int(life.name.rpartition("_")[2]), int(rank.name)): rank
         for life in logs.glob("*/attempt_*")
         for rank in life.iterdir()
     }
-    return Outcome(error, seconds, written)
+    written = {
+        key: "".join((folder / f"{name}.log").read_text() for name in ("stdout", "stderr"))
+        for key, folder in folders.items()
+    }
+    began_at = {
+        life: float(match[1])
+        for (life, _), text in written.items()
+        if (match := re.search(r"fault at ([\d.]+)", text))
+    }
+    delays = {
+        (life, rank): (folder / "stderr.log").stat().st_mtime - began_at[life]
+        for (life, rank), folder in folders.items()
+        if life in began_at
+    }
+    return Outcome(error, seconds, written, delays)
 
 
 def _rank_main(args: tuple[str, ...], faults: tuple[Fault, ...]) -> None:
@@ -119,7 +134,10 @@ def _fail(fault: Fault) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB (simulated).")
 
 
-def random_kills(seed: int, lives: int, world: int, longest: float) -> list[Fault]:
-    """One rank killed in each of the first lives, up to `longest` seconds after it began its first step."""
+def random_kills(seed: int, lives: int, world: int) -> list[Fault]:
+    """In each of the first lives, one rank killed within its first three steps, checkpoints included."""
     rng = random.Random(seed)
-    return [Fault(rng.randrange(world), "kill", life, 1, rng.uniform(0.01, longest)) for life in range(lives)]
+    return [
+        Fault(rng.randrange(world), "kill", life, rng.randint(1, 3), rng.uniform(0.001, 0.3))
+        for life in range(lives)
+    ]

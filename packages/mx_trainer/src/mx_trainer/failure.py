@@ -29,7 +29,6 @@ import torch.distributed as dist
 from mx_trainer.config import ParallelConfig
 from mx_trainer.errors import RankError
 from mx_trainer.parallel import Parallel
-from mx_trainer.restart import restarts
 
 _INTERVAL = 1.0
 """Seconds between two heartbeats."""
@@ -57,13 +56,11 @@ class Watch:
             return self
         rank, world = self._parallel.rank, self._parallel.world
         self._groups = _groups(self._parallel)
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=self._cfg.heartbeat_timeout),
-        )
-        self._store = dist.PrefixStore(f"mx_watch/{restarts()}", store)
+        shared = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(
+            "watch", shared.clone()
+        )  # a connection of its own: others may wait in theirs
+        self._store.set_timeout(timedelta(seconds=self._cfg.heartbeat_timeout))
         self._store.set(f"who/{rank}", f"{socket.gethostname()} {os.getpid()}")
         self._beat(0)
         self._parallel.barrier()  # every rank's keys are there
@@ -99,7 +96,9 @@ class Watch:
     def _name_rank(self, error: BaseException) -> None:
         """Raise what the watching threads find out about this failed communication, if they do."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one is dead: speak first
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # torchrun sends it to all once one is dead: speak first
         self._known.wait(self._cfg.heartbeat_timeout + 3 * _INTERVAL)
         if self._failure:
             named = RankError(self._failure)
@@ -115,7 +114,8 @@ class Watch:
             if self._over.wait(2 * _INTERVAL):
                 return  # the run has ended, and rank 0's store with it
             self._failure = (
-                f"the store on {os.environ['MASTER_ADDR']} (rank 0's machine) does not answer: {error}"
+                f"the store on {os.environ.get('MASTER_ADDR')} does not answer: rank 0, its launcher or its machine "
+                f"is gone ({error})"
             )
         self._known.set()
         if self._failure and not self._over.wait(_GRACE):

@@ -11,6 +11,7 @@ One process is the same thing with a world of 1; nothing here then touches torch
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from mx_trainer.config import Config
 from mx_trainer.errors import ConfigError
 from mx_trainer.precision import resolve_device
+from mx_trainer.rendezvous import store_of_this_life
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -123,7 +125,10 @@ def init_parallel(cfg: Config) -> Parallel:
         device = resolve_device(f"cuda:{local_rank}")
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        timeout = timedelta(seconds=max(600.0, 2 * cfg.parallel.stall_timeout))  # the last resort: see failure.py
+        store = store_of_this_life(rank, world, timeout)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     from torch.distributed.device_mesh import init_device_mesh
 
     return Parallel(
