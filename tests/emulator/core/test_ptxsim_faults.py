@@ -156,3 +156,20 @@ def test_tmem_round_trip(schedule):
     out = np.zeros(32, np.uint32)
     run(ALLOC + STORE + LOAD + WAIT + OUT + FREE, out, schedule=schedule)
     assert out.tolist() == list(range(32))
+
+
+EXIT = """
+  setp.eq.u32 p, tx, 0; @p mbarrier.init.shared.b64 [smem+512], 1; @p fence.mbarrier_init.release.cluster;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  mov.u32 t0, %cluster_ctarank; setp.eq.and.u32 q, t0, 0, p; mov.b16 h, 3;
+  @q tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [smem+512], h;
+  WAIT
+"""
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random"])
+def test_a_cta_outlives_the_commits_of_another(schedule):
+    wait = "W: mbarrier.try_wait.parity.shared::cta.b64 r, [smem+512], 0; @!r bra W;"
+    run(EXIT.replace("WAIT", wait), words(), grid=2, cluster=2, schedule=schedule)
+    with pytest.raises(ptxsim.Fault, match=r"CTA \(1,0,0\).* (may exit before|which has exited)"):
+        run(EXIT.replace("WAIT", ""), words(), grid=2, cluster=2, schedule=schedule)

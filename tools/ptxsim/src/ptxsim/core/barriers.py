@@ -35,8 +35,10 @@ class MBarrier:
         "log",
         "pending",
         "phase",
+        "remote",
         "settled",
         "tx",
+        "waited",
     )
 
     def __init__(self, cta: CTA, offset: int, count: int):
@@ -50,6 +52,10 @@ class MBarrier:
         self.gather, self.settled, self.init_clock = order.clock(), order.clock(), order.clock()
         self.known: set[int] = set()
         """Actors that are ordered after the init."""
+        self.remote: tuple[int, int, Warp] | None = None
+        """The latest tcgen05.commit of another CTA: phase it arrived in, line, warp."""
+        self.waited = 0
+        """Phases that a thread of this CTA has seen complete."""
         self.fenced = False
         """The init is visible to the async proxy: its warp executed fence.mbarrier_init or fence.proxy.async."""
 
@@ -74,6 +80,21 @@ class MBarrier:
                 f"mbarrier {self.address:#x} of {self.cta.name}: more arrivals than its count {self.count}; {where}"
             )
         self.settle(machine)
+
+    def remote_arrival(self, line: int, warp: Warp) -> None:
+        """A tcgen05.commit of another CTA arrives."""
+        self.remote = self.phase, line, warp
+        if self.cta.finished and warp.machine.checks:
+            self.check_exit()
+
+    def check_exit(self) -> None:
+        """A CTA must not exit before the arrivals from others on its mbarriers: somebody must have waited for them."""
+        if self.remote is not None and self.remote[0] >= self.waited:
+            _, line, warp = self.remote
+            raise Fault(
+                f"{self.cta.name} may exit before tcgen05.commit of another CTA arrives on its mbarrier {self.address:#x}: "
+                f"nobody waits for that phase; {who(warp, line)}"
+            )
 
     def complete(self, machine: Machine, size: int, phase: int, where: object) -> None:
         """Asynchronous bytes arrive; they belong to the phase in which their copy was issued."""
@@ -254,6 +275,7 @@ def mbarrier_wait(
             return barrier.phase != phase
 
     def succeed() -> None:
+        barrier.waited = barrier.phase
         acquire_from(W, barrier.settled, relaxed)
         R[slot] = merge(m, True, R[slot])
 

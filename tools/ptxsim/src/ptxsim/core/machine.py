@@ -254,6 +254,9 @@ class Machine:
             raise Fault(
                 f"{cta.name} exits with TMEM columns still allocated: {cta.allocations} (start: columns)"
             )
+        if self.checks:
+            for barrier in cta.mbarriers.values():
+                barrier.check_exit()
         for warp in cta.warps:
             unread = [g for g in warp.bulk_groups if not g.read_waited and g.reads]
             lines = sorted({self.describe_line(g.line) for g in unread})

@@ -58,11 +58,15 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
 
     def arrive() -> None:
         for barrier in barriers:
+            if barrier.cta is not W.cta:
+                barrier.remote_arrival(line, W)
             barrier.gather.join(known)
             stream.complete(barrier.gather, epoch)
             barrier.arrive(W.machine, 1, f"tcgen05.commit by {who(W, line)}" if not barrier.pending else "")
 
-    W.machine.engine.issue(arrive, line, stream.pipe)
+    # What was committed is complete; when its arrival is seen, the ISA does not order against that of later commits.
+    engine = W.machine.engine
+    engine.issue(lambda: engine.issue(arrive, line, None, "mma"), line, stream.pipe)
     W.machine.count("commit", 1)
 
 
