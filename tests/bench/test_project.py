@@ -54,11 +54,9 @@ def test_the_h200_is_reproduced(row: check.Row):
 def test_the_h200_rows_are_all_there():
     """Every shape and mode of the GEMM in both precisions, the memory-bound kernels, both layers with both passes."""
     measured = {row.measurement.key for row in ROWS}
-    assert (
-        len(measured)
-        == len(ROWS)
-        == len([m for m in load(check.MEASURED).measurements if m.section != "ceilings"])
-    )
+    ours = [m for m in load(check.MEASURED).measurements if m.contestant.startswith("ours") and m.seconds]
+    assert measured == {m.key for m in ours if m.section != "trainer"}
+    assert len(measured) == len(ROWS)
     for shape in GEMM_SHAPES:
         for mode in ("fprop", "dgrad", "wgrad"):
             for contestant in ("ours BF16", "ours MXFP8"):
@@ -66,7 +64,7 @@ def test_the_h200_rows_are_all_there():
     for shape in DESIGN_SHAPES:
         for passes in ("forward", "forward + backward"):
             assert ("MoE layer", f"{shape.case_name} {passes}", "ours MXFP8") in measured
-    assert sum(key[0] == "memory-bound" for key in measured) == 19
+    assert sum(key[0] == "memory-bound" for key in measured) >= 19
     assert set(check.OUTSIDE) < measured
 
 

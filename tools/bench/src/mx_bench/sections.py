@@ -27,7 +27,9 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        return 3 if self.smoke else 15
+        if self.smoke:
+            return 3
+        return 11 if self.quick else 15
 
     @property
     def calls(self) -> int:
