@@ -1,6 +1,6 @@
 """Public Blackwell kernels, unchanged, in the emulator. An optional extra:
 
-uv run --with quack-kernels==0.6.5 pytest tests/emulator/test_public_kernels.py
+uv run --group public-kernels pytest tests/emulator/test_public_kernels.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from emulator.conformance.dsl import example
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("quack") is None,
-    reason="quack-kernels is not installed (uv run --with quack-kernels==0.6.5 pytest …)",
+    reason="quack-kernels is not installed (uv run --group public-kernels pytest …)",
 )
 blockscaled_gemm = example("blockscaled_gemm")
 
