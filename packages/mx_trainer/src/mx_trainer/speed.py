@@ -60,9 +60,7 @@ def run_speed(cfg: Config, variants: list[str], steps: int, console: Console) ->
     results = []
     for variant in variants:
         console.rule(f"{cfg.preset} {variant}")
-        with resolve_device(
-            cfg.device
-        ):  # initial weights drawn there: the CPU would need half a minute for a billion
+        with resolve_device(cfg.device):  # draws the weights there: a billion take a CPU half a minute
             trainer = Trainer(variant_config(cfg, variant), corpus)
         if not results:
             console.print(f"{trainer.describe()}, on {trainer.device}", highlight=False)
@@ -100,9 +98,8 @@ def _measure(trainer: Trainer, variant: str, steps: int) -> Speed:
     for _ in range(WARMUP_STEPS - 1):
         trainer.train_step()[0].tolist()
     start = time.perf_counter()
-    for _ in range(steps):
-        scalars, _ = trainer.train_step()
-    loss = scalars.tolist()[0]  # waits for the GPU
+    losses = [trainer.train_step()[0] for _ in range(steps)]
+    loss = losses[-1].tolist()[0]  # waits for the GPU
     rate = steps * cfg.tokens_per_step / (time.perf_counter() - start)
     memory = peak.read()
     mfu = None

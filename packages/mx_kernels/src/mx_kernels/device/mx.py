@@ -56,12 +56,12 @@ class BlockScaling:
             scaled, fp8 = [self.rounded(v) for v in scaled], "e4m3"
         return [ptx.pack_fp8x4(scaled[:4], fp8), ptx.pack_fp8x4(scaled[4:], fp8)]
 
-    def rounded(self, x: Float32) -> Float32:
+    def rounded(self, x: Float32) -> Any:
         """The format's nearest value: ties to even, saturating, 0 for NaN. As mx_core.codec.encode."""
         format = FORMATS[self.format]
         bits = x.bitcast(Uint32)
-        magnitude = ptx.min_u32(bits & Uint32(NAN_PATTERN), Uint32(format.max_value_bits))
-        exponent = ptx.max_u32(magnitude & Uint32(INF_PATTERN), Uint32(format.min_normal_bits))
+        magnitude = ptx.min_u32(Uint32(bits & Uint32(NAN_PATTERN)), Uint32(format.max_value_bits))
+        exponent = ptx.max_u32(Uint32(magnitude & Uint32(INF_PATTERN)), Uint32(format.min_normal_bits))
         magic = exponent + Uint32((FRACTION_BITS - format.mantissa_bits) << FRACTION_BITS)
         quanta = magnitude.bitcast(Float32) + magic.bitcast(Float32)
         nearest = (quanta - magic.bitcast(Float32)).bitcast(Uint32) | (bits & Uint32(1 << 31))
