@@ -1,5 +1,7 @@
 """The Hopper grouped GEMM in the emulator: bitwise on exact operands, under every schedule, into poisoned memory."""
 
+import dataclasses
+
 import pytest
 import torch
 from mx_core import MXFP8_E4M3, MXFP8_E5M2, MXTensor, RowMap, ScaleLayout, decode
@@ -161,21 +163,73 @@ def test_every_scale_byte(emulated_gpu, format, exact_bytes):
     assert ((want[~exact].double() - value[~exact]).abs() <= 2.0**-134)[value[~exact].abs() < 1].all()
 
 
+def with_far_block(x: MXTensor, byte: int) -> MXTensor:
+    """The same values but for one block of zeros, which has this scale byte."""
+    data, scale = x.data.view(torch.uint8).clone(), x.scale.clone()
+    (data if x.axis == -1 else data.mT)[..., 3, 32:64] = 0
+    scale[..., 3, 1] = byte
+    return dataclasses.replace(x, data=data.view(x.data.dtype), scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("mode", "operand", "byte"),
+    [
+        *((mode, operand, 60) for mode in ("fprop", "dgrad", "wgrad") for operand in ("a", "b")),
+        ("fprop", "a", 200),
+        ("wgrad", "b", 146),  # 125 + 21: the furthest that F16 operands hold together with the other scales
+        ("wgrad", "a", 147),
+    ],
+)
+def test_scales_far_apart(emulated_gpu, mode, operand, byte):
+    """The same sums from BF16 operands, where one scale of the tile lies too far from the others."""
+    emulated_gpu("sm_90a", sms=SMS)
+    case = Gemm(mode, (70, 0, 64), 64, 64, (E4M3, E4M3), out_dtype=FP32)
+    a, b = case.operands()
+    if operand == "a":
+        a = with_far_block(a, byte)
+    else:
+        b = with_far_block(b, byte)
+    assert torch.equal(case.run(a, b), case.expected(a, b).float())
+
+
+@pytest.mark.parametrize("first", [0, 233], ids=["smallest bytes", "largest bytes"])
+def test_near_scales_are_exact_at_both_ends(emulated_gpu, first):
+    """F16 operands hold what BF16 rounds or overflows: scale bytes below 3 and above 246, in FP32 results."""
+    emulated_gpu("sm_90a", sms=SMS)
+    bytes_ = torch.arange(first, first + 22, dtype=torch.uint8).repeat_interleave(3)
+    codes = torch.tensor([0x7E, 0x01, 0xFE], dtype=torch.uint8).repeat(22)
+    x = one_code_rows(MXFP8_E4M3, codes, bytes_)
+    unit = torch.full((32,), 127 if first == 0 else 100, dtype=torch.uint8)
+    identity = one_code_rows(MXFP8_E4M3, torch.full((32,), 0x38, dtype=torch.uint8), unit)
+    w = MXTensor(
+        identity.data[None], identity.scale[None], MXFP8_E4M3, -1, ScaleLayout.LINEAR, torch.Size((1, 32, 32))
+    )
+    case = Gemm("fprop", (66,), 32, 32, (E4M3, E4M3), out_dtype=FP32)
+    got = case.run(case.with_rows(x), w)[:66]
+    want = decode(codes, MXFP8_E4M3).double() * torch.exp2(bytes_.double() + int(unit[0]) - 254)
+    assert torch.equal(got[torch.arange(66), torch.arange(66) % 32], want.float())
+    assert not got.isinf().any()
+
+
+@pytest.mark.parametrize("nan_scale", [False, True], ids=["code", "code and scale"])
 @pytest.mark.parametrize("operand", ["a", "b"])
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
-def test_nan_reaches_its_row_or_column_and_no_other(emulated_gpu, mode, operand):
-    """One NaN scale and one NaN code, in two lines of the axis that is not reduced."""
+def test_nan_reaches_its_row_or_column_and_no_other(emulated_gpu, mode, operand, nan_scale):
+    """A NaN code among near scales (F16 operands), and with a NaN scale in another line of the tile (BF16 operands)."""
     emulated_gpu("sm_90a", sms=SMS)
     case = Gemm(mode, (64,), 64, 32, (E4M3, E4M3))
     a, b = case.operands()
     want = case.expected(a, b).to(BF16)
     x = a if operand == "a" else b
-    x.scale.view(-1, x.scale.shape[-1])[5, 0] = 255
     data = x.data.view(torch.uint8)
     (data if x.axis == -1 else data.mT)[..., 9, 3] = 0x7F
+    lines = [9]
+    if nan_scale:
+        x.scale.view(-1, x.scale.shape[-1])[5, 0] = 255
+        lines = [5, 9]
     got = case.run(a, b)
     hit = torch.zeros_like(want, dtype=torch.bool)
-    (hit if operand == "a" else hit.mT)[..., [5, 9], :] = True
+    (hit if operand == "a" else hit.mT)[..., lines, :64] = True  # not the padding rows
     assert got[hit].isnan().all()
     assert torch.equal(got[~hit], want[~hit])
 

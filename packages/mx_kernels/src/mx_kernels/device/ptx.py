@@ -28,6 +28,15 @@ def load_v4(ptr: cute.Pointer, pred: Boolean) -> list[Uint32]:
     )
 
 
+def copy_async(shared: cute.Pointer, ptr: cute.Pointer, pred: Boolean) -> None:
+    """Begin to copy 16 bytes from global to shared memory, past L1; zeros, and no access, where `pred` is false."""
+    ca.inline_ptx(
+        "{ .reg .pred absent; setp.eq.b32 absent, {$r2}, 0; "
+        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16, absent; }",
+        read_only_args=[shared, ptr, Int32(pred)],
+    )
+
+
 def load_scalar(ptr: cute.Pointer, bits: int, pred: Boolean) -> Uint32:
     """One element of 16 or 32 bits, zero-extended; zero, and no access, where `pred` is false."""
     if bits == 32:
@@ -60,9 +69,19 @@ def store_byte(ptr: cute.Pointer, word: Any, pred: Boolean, space: str = "global
     )
 
 
+def opaque(x: Int32) -> Int32:
+    """The same value, of which the compiler knows nothing: what follows from it is not moved out of a loop into registers."""
+    return ca.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
+
+
 def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
     """Maximum of each half, unsigned: orders non-negative bf16 pairs by value, NaN above Inf above the rest."""
     return _binary("max.u16x2 {$w0}, {$r0}, {$r1};", a, b)
+
+
+def min_u16x2(a: Uint32, b: Uint32) -> Uint32:
+    """Minimum of each half, unsigned."""
+    return _binary("min.u16x2 {$w0}, {$r0}, {$r1};", a, b)
 
 
 def max_u32(a: Uint32, b: Uint32) -> Uint32:

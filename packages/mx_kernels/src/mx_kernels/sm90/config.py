@@ -51,6 +51,10 @@ class GemmKey(GemmVariant):
 
     tile: TileConfig
 
+    def fp8(self, operand: str) -> str:
+        """Element type of operand "a" or "b" of a scaled GEMM, as PTX names it."""
+        return (self.a_format if operand == "a" else self.b_format).removeprefix("mxfp8_")
+
     @property
     def rows_per_consumer(self) -> int:
         return self.tile.tile_m // CONSUMERS

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
@@ -26,6 +26,7 @@ from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TIL
 from mx_kernels.sm90.gemm_load import LoadRole, Loads
 from mx_kernels.sm90.gemm_mma import MmaRole
 from mx_kernels.sm90.gemm_role import Cta
+from mx_kernels.sm90.gemm_scale_range import OPERANDS, TOP_STAGES
 
 OUT_TYPES = {"bf16": BFloat16, "fp32": Float32}
 WARPGROUP = 128
@@ -46,7 +47,7 @@ class GroupedGemm(LoadRole, MmaRole):
         self.key = key
         self.out_type = OUT_TYPES[key.out_dtype]
         self.threads = (1 + key.scaled + CONSUMERS) * WARPGROUP
-        self.registers = Registers(24, 216, 56) if key.scaled else Registers(40, 232)
+        self.registers = Registers(40, 208, 56) if key.scaled else Registers(40, 232)
         self.element = Uint8 if key.scaled else BFloat16
         self.order = TileOrder(
             *key.tile.cluster_tile,
@@ -129,7 +130,8 @@ class GroupedGemm(LoadRole, MmaRole):
             self.operand_layout(self.element, tile.tile_n, key.b_k_major, key.stages),
             dequantized,
             self.store_layout(CONSUMERS * STORE_BUFFER_ROWS, 2),
-            self.tiled_mma(),
+            self.tiled_mma(Float16),
+            self.tiled_mma(BFloat16),
         ).launch(
             grid=(tile.cluster_m, tile.cluster_n, clusters),
             block=(self.threads, 1, 1),
@@ -153,6 +155,7 @@ class GroupedGemm(LoadRole, MmaRole):
         b_layout: cute.ComposedLayout,
         dequantized_layout,
         store_layout: cute.ComposedLayout,
+        half_mma: cute.TiledMma,
         mma: cute.TiledMma,
     ):
         """One CTA: shared memory and barriers, then each warp takes its role."""
@@ -196,16 +199,27 @@ class GroupedGemm(LoadRole, MmaRole):
         work_pipe = pipeline.PipelineAsync.create(
             num_stages=SCHEDULE_STAGES,
             producer_group=self.agents(1),
-            consumer_group=self.agents(1 + readers // 32),
+            consumer_group=self.agents(1 + readers // 32 + key.scaled * len(OPERANDS)),
             defer_sync=True,
         )
-        b_pipe = None
+        work = (work_pipe, sWork)
+        b_pipe, tops = None, None
         if cutlass.const_expr(key.scaled):
             b_pipe = pipeline.PipelineAsync.create(
                 num_stages=key.b_stages,
                 producer_group=self.agents(4),
                 consumer_group=self.agents(CONSUMERS * 4),
                 defer_sync=True,
+            )
+            top_pipe = pipeline.PipelineAsync.create(
+                num_stages=TOP_STAGES,
+                producer_group=self.agents(len(OPERANDS)),
+                consumer_group=self.agents(readers // 32),
+                defer_sync=True,
+            )
+            tops = (
+                top_pipe,
+                memory.allocate_tensor(Int32, cute.make_layout((len(OPERANDS), TOP_STAGES)), 16),
             )
         pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_shape, is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=cluster_shape)
@@ -217,18 +231,25 @@ class GroupedGemm(LoadRole, MmaRole):
                 self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, cta)
             if warp == 1:
                 schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters)
+            if cutlass.const_expr(key.scaled):
+                if warp == 2:
+                    self.find_tops("a", work, tops, a_tiles, extent, cta)
+                if warp == 3:
+                    self.find_tops("b", work, tops, b_tiles, extent, cta)
         elif warp >= self.threads // 32 - CONSUMERS * 4:
             arch.setmaxregister_increase(self.registers.consumer)
             if cutlass.const_expr(key.scaled):
+                half = (half_mma, self.as_f16(sDequantized, dequantized_layout))
+                smem = (sA, sSFA, sD)
                 self.consume_scaled(
-                    ab_pipe, b_pipe, work_pipe, sWork, sA, sSFA, sDequantized, sD, mma, store, mD, cta
+                    ab_pipe, b_pipe, work, tops, smem, half, (mma, sDequantized), store, mD, cta
                 )
             else:
                 self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, cta)
         else:
             if cutlass.const_expr(key.scaled):
                 arch.setmaxregister_decrease(self.registers.dequantizer)
-                self.dequantize(ab_pipe, b_pipe, work_pipe, sWork, sB, sSFB, sDequantized)
+                self.dequantize(ab_pipe, b_pipe, work, tops, sB, sSFB, sDequantized)
 
     @cute.jit
     def scale_tiles(self, scale: cute.Pointer, row_tiles: Int32, k: Int32, groups: Int32) -> cute.Tensor:
@@ -261,11 +282,11 @@ class GroupedGemm(LoadRole, MmaRole):
         atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=sharers)
         return Loads(atom, tensor)
 
-    def tiled_mma(self) -> cute.TiledMma:
+    def tiled_mma(self, element: type) -> cute.TiledMma:
         """One warpgroup's instruction: 64 rows by the whole tile_n."""
         major = {True: OperandMajorMode.K, False: OperandMajorMode.MN}
         op = warpgroup.MmaF16BF16Op(
-            BFloat16,
+            element,
             Float32,
             (64, self.key.tile.tile_n, 16),
             warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
@@ -282,6 +303,10 @@ class GroupedGemm(LoadRole, MmaRole):
         a_mask = Int32(sum(1 << (tile.cluster_m * i) for i in range(tile.cluster_n))) << m
         b_mask = Int32((1 << tile.cluster_m) - 1) << (n * tile.cluster_m)
         return Cta(m, n, a_mask, b_mask)
+
+    def as_f16(self, s: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
+        """The same shared memory as F16 elements."""
+        return cute.make_tensor(cute.recast_ptr(s.iterator, layout.inner, Float16), layout.outer)
 
     @staticmethod
     def agents(count: int) -> pipeline.CooperativeGroup:

@@ -43,6 +43,7 @@ class LoadRole(GemmRole):
             gB = self.b_tiles(b.tensor, work, n_tile)
             tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
             tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
+            sfa_place, sfb_place = self.sfa_place(work, m_tile), self.sfb_place(work, n_tile)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.producer_acquire(state)
                 full = ab_pipe.producer_get_barrier(state)
@@ -53,15 +54,9 @@ class LoadRole(GemmRole):
                     b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, cta.b_mask, tile.cluster_m
                 )
                 if cutlass.const_expr(self.key.scaled):
-                    # A tile of scales is 128 K positions wide and serves two K tiles.
-                    row, column, group = m_tile * self.key.sfa_tiles, k_tile // 2, Int32(0)
-                    if cutlass.const_expr(self.key.groups_along_k):
-                        column = column + work.unit
-                    else:
-                        row, group = row + work.unit, work.group
-                    self.copy_scales(a_scale, row, column, Int32(0), sSFA[(None, None, state.index)], full)
-                    row = n_tile * self.key.sfb_tiles
-                    self.copy_scales(b_scale, row, column, group, sSFB[(None, None, state.index)], full)
+                    column = k_tile // 2  # a tile of scales is 128 K positions wide and serves two K tiles
+                    self.copy_scales(a_scale, sfa_place, column, sSFA[(None, None, state.index)], full)
+                    self.copy_scales(b_scale, sfb_place, column, sSFB[(None, None, state.index)], full)
                 state.advance()
             work, work_state = next_work(work_pipe, work_state, sWork)
         # A CTA must not leave while its peers still signal its barriers.
@@ -77,14 +72,15 @@ class LoadRole(GemmRole):
             cute.copy(atom, source, target, tma_bar_ptr=barrier)
 
     @cute.jit
-    def copy_scales(
-        self, scales: cute.Tensor, row: Int32, column: Int32, group: Int32, target: cute.Tensor, barrier
-    ):
-        """Tiles of scales (row …, column) to one stage. Rows past the last tile belong to no output; any tile will do."""
+    def copy_scales(self, scales: cute.Tensor, place, column: Int32, target: cute.Tensor, barrier):
+        """The tiles of scales of K position `column` to one stage. Rows past the last tile belong to no output; any
+        tile will do.
+        """
         atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Uint8, num_bits_per_copy=SCALE_TILE * 8)
+        row, first_column, group = place
         last = cute.size(scales, mode=[1]) - 1
         for i in cutlass.range_constexpr(cute.size(target, mode=[1])):
-            tile = scales[(None, cutlass.min(row + i, last), column, group)]
+            tile = scales[(None, cutlass.min(row + i, last), first_column + column, group)]
             with arch.elect_one():
                 cute.copy(atom, tile, target[(None, i)], mbar_ptr=barrier)
 

@@ -3,14 +3,18 @@
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Uint32
+from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import warpgroup
 
-from mx_kernels.device.gemm_scheduler import next_work
+from mx_kernels.device.gemm_scheduler import Work, next_work
+from mx_kernels.device.wgmma_dequantize import f16_exponent
 from mx_kernels.sm90.config import CONSUMERS, STORE_BUFFER_ROWS, TILE_K
 from mx_kernels.sm90.gemm_epilogue import EpilogueRole
 from mx_kernels.sm90.gemm_operands import OperandRole
+from mx_kernels.sm90.gemm_scale_range import next_tops
+
+MAX_POWER = 126  # 2^±MAX_POWER are normal FP32 numbers
 
 
 class MmaRole(OperandRole, EpilogueRole):
@@ -31,24 +35,23 @@ class MmaRole(OperandRole, EpilogueRole):
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
             acc.fill(0.0)
-            state = self.multiply(ab_pipe, state, mma, acc, tCrA, tCrB, work.k_tiles)
+            busy = self.has_rows(work, group, cta)
+            state = self.multiply(ab_pipe, state, mma, acc, tCrA, tCrB, work.k_tiles, busy)
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def multiply(self, ab_pipe, state, mma, acc, tCrA, tCrB, k_tiles: Int32):
-        """Acc += A · Bᵀ over `k_tiles` stages. A stage is handed back one K tile late, when its wgmmas are done."""
+    def multiply(self, ab_pipe, state, mma, acc, tCrA, tCrB, k_tiles: Int32, busy):
+        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`. A stage is handed back one K tile late, when its wgmmas are done."""
         mma.set(warpgroup.Field.ACCUMULATE, True)
         done = state.clone()
         for k_tile in cutlass.range(k_tiles, unroll=1):
             ab_pipe.consumer_wait(state)
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                cute.gemm(
-                    mma, acc, tCrA[(None, None, k, state.index)], tCrB[(None, None, k, state.index)], acc
+            if busy:
+                self.issue(
+                    mma, acc, tCrA[(None, None, None, state.index)], tCrB[(None, None, None, state.index)]
                 )
-            warpgroup.commit_group()
             state.advance()
             if k_tile > 0:
                 warpgroup.wait_group(1)
@@ -60,50 +63,113 @@ class MmaRole(OperandRole, EpilogueRole):
         return state
 
     @cute.jit
-    def consume_scaled(self, ab_pipe, b_pipe, work_pipe, sWork, sCodes, sScale, sB, sD, mma, store, mD, cta):
-        """MXFP8: the same, with A's codes dequantised into registers here and B's by the dequantising warpgroup."""
+    def consume_scaled(self, ab_pipe, b_pipe, work, tops, smem, half, full, store, mD, cta):
+        """MXFP8: the same, with A's codes dequantised into registers here and B's by the dequantising warpgroup.
+
+        work, tops: (pipe, smem). smem: (codes of A, scales, slabs). half, full: (MMA, dequantised B) in F16 and BF16.
+        """
+        (work_pipe, sWork), (top_pipe, sTop) = work, tops
+        sCodes, sScale, sD = smem
         group = self.consumer_group()
-        rows = self.key.rows_per_consumer
-        thread = mma.get_slice(arch.thread_idx()[0] % 128)
-        tCrA = mma.make_fragment_A(mma.partition_shape_A((rows, TILE_K)))
-        tCrB = mma.make_fragment_B(thread.partition_B(sB))
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((rows, self.key.tile.tile_n)), Float32)
+        acc = cute.make_rmem_tensor(
+            full[0].partition_shape_C((self.key.rows_per_consumer, self.key.tile.tile_n)), Float32
+        )
         sSlabs = cute.local_tile(sD, (STORE_BUFFER_ROWS, self.key.store_n), (group, 0))
-        sOwn = self.own_rows(sCodes, group)
+        a = (self.own_rows(sCodes, group), sScale)
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.key.stages)
         b_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.key.b_stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
+        top_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, top_pipe.num_stages)
         work, work_state = next_work(work_pipe, work_state, sWork)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
+        half[0].set(warpgroup.Field.ACCUMULATE, True)
+        full[0].set(warpgroup.Field.ACCUMULATE, True)
         while work.k_tiles >= 0:
+            top, top_state = next_tops(top_pipe, top_state, sTop)
             acc.fill(0.0)
-            done = b_state.clone()
-            for k_tile in cutlass.range(work.k_tiles, unroll=1):
-                ab_pipe.consumer_wait(state)
-                codes = self.a_codes(sOwn[(None, None, state.index)])
-                scales = self.a_scales(sScale[(None, None, state.index)], group * rows, k_tile % 2 * 2)
-                # ptxas serialises wgmmas if A's registers are written while any are in flight, whichever they read. So
-                # this warpgroup converts while the other one's wgmmas run.
-                warpgroup.wait_group(0)
-                if k_tile > 0:
-                    self.release(b_pipe, done)
-                    done.advance()
-                self.a_fragment(codes, scales, cute.recast_tensor(tCrA, Uint32))
-                arch.sync_warp()
-                ab_pipe.consumer_release(state)
-                b_pipe.consumer_wait(b_state)
-                warpgroup.fence()
-                for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-                    cute.gemm(mma, acc, tCrA[(None, None, k)], tCrB[(None, None, k, b_state.index)], acc)
-                warpgroup.commit_group()
-                state.advance()
-                b_state.advance()
-            warpgroup.wait_group(0)
-            if work.k_tiles > 0:
-                self.release(b_pipe, done)
+            pipes = (ab_pipe, state, b_pipe, b_state)
+            busy = self.has_rows(work, group, cta)
+            state, b_state = self.multiply_scaled(pipes, half, full, acc, a, work.k_tiles, top, busy)
+            if top.near:
+                self.scale_sums(acc, top)
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def multiply_scaled(self, pipes, half, full, acc, a, k_tiles: Int32, top, busy):
+        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`; in F16 where the scales are near, else in BF16.
+
+        Returns the states of both rings. One loop for both types: with two, ptxas runs out of registers.
+        """
+        ab_pipe, state, b_pipe, b_state = pipes
+        sCodes, sScale = a
+        (half_mma, sB_half), (mma, sB) = half, full
+        rows = self.key.rows_per_consumer
+        thread = mma.get_slice(arch.thread_idx()[0] % 128)
+        tCrA = mma.make_fragment_A(mma.partition_shape_A((rows, TILE_K)))
+        tCrA_half = cute.make_tensor(cute.recast_ptr(tCrA.iterator, dtype=Float16), tCrA.layout)
+        tCrA_words = cute.recast_tensor(tCrA, Uint32)
+        tCrB = mma.make_fragment_B(thread.partition_B(sB))
+        tCrB_half = half_mma.make_fragment_B(thread.partition_B(sB_half))
+        first_row = self.consumer_group() * rows
+        done = b_state.clone()
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            ab_pipe.consumer_wait(state)
+            codes = self.a_codes(sCodes[(None, None, state.index)])
+            scales = self.a_scales(sScale[(None, None, state.index)], first_row, k_tile % 2 * 2)
+            # ptxas serialises wgmmas if A's registers are written while any are in flight, whichever they read. So this
+            # warpgroup converts while the other one's wgmmas run.
+            warpgroup.wait_group(0)
+            if k_tile > 0:
+                self.release(b_pipe, done)
+                done.advance()
+            if busy:
+                if top.near:
+                    self.a_fragment(codes, scales, tCrA_words, top.a, Float16)
+                else:
+                    self.a_fragment(codes, scales, tCrA_words, top.a, BFloat16)
+            arch.sync_warp()
+            ab_pipe.consumer_release(state)
+            b_pipe.consumer_wait(b_state)
+            if busy:
+                if top.near:
+                    self.issue(half_mma, acc, tCrA_half, tCrB_half[(None, None, None, b_state.index)])
+                else:
+                    self.issue(mma, acc, tCrA, tCrB[(None, None, None, b_state.index)])
+            state.advance()
+            b_state.advance()
+        warpgroup.wait_group(0)
+        if k_tiles > 0:
+            self.release(b_pipe, done)
+        return state, b_state
+
+    @cute.jit
+    def has_rows(self, work: Work, group: Int32, cta):
+        """Whether the group reaches this warpgroup's rows of the tile; else its sums are the zeros they begin as."""
+        if cutlass.const_expr(self.key.groups_along_k):
+            return Boolean(True)
+        tile = self.key.tile
+        first = (work.m_tile * tile.cluster_m + cta.m) * tile.tile_m + group * self.key.rows_per_consumer
+        return first < work.length
+
+    @cute.jit
+    def issue(self, mma, acc, tCrA, tCrB):
+        """The wgmmas of one K tile, as one group."""
+        warpgroup.fence()
+        for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            cute.gemm(mma, acc, tCrA[(None, None, k)], tCrB[(None, None, k)], acc)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def scale_sums(self, acc: cute.Tensor, top):
+        """Put back the powers of two that F16 operands lack."""
+        exponent = f16_exponent(top.a, self.key.fp8("a")) + f16_exponent(top.b, self.key.fp8("b"))
+        near = cutlass.max(cutlass.min(exponent, MAX_POWER), -MAX_POWER)
+        # What lies past FP32's powers goes first: the other product is then the only one that rounds.
+        if exponent != near:
+            rest = cutlass.max(exponent - near, -MAX_POWER)
+            acc.store(acc.load() * power_of_two(rest))
+        acc.store(acc.load() * power_of_two(near))
 
     @cute.jit
     def release(self, pipe, state):
@@ -120,3 +186,8 @@ class MmaRole(OperandRole, EpilogueRole):
     def own_rows(self, s: cute.Tensor, group: Int32) -> cute.Tensor:
         """This warpgroup's rows of A: (rows, TILE_K, stages)."""
         return cute.local_tile(s, (self.key.rows_per_consumer, TILE_K, self.key.stages), (group, 0, 0))
+
+
+def power_of_two(exponent: Int32) -> Float32:
+    """2^exponent, of a normal FP32 number."""
+    return Float32(((exponent + 127) << 23).bitcast(Float32))

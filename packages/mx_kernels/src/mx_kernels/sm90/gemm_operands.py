@@ -1,4 +1,6 @@
-"""MXFP8 operands on their way to wgmma: A into registers, B into shared memory, both as exact BF16.
+"""MXFP8 operands on their way to wgmma: A into registers, B into shared memory, both as F16 or both as BF16.
+
+`element` is that type, and `top` the largest scale byte of the operand's tile (gemm_scale_range.py).
 
 A needs no order of its own along K as long as B has the same one, so each thread reads what is cheap to read.
 
@@ -14,42 +16,45 @@ so that a thread's four rows are the four codes of a word. K keeps its natural o
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Constexpr, Int32, Uint8, Uint16, Uint32
+from cutlass import BFloat16, Constexpr, Float16, Int32, Uint8, Uint16, Uint32
 from cutlass.cute import arch
 
 from mx_kernels.device.gemm_scheduler import next_work
-from mx_kernels.device.wgmma_dequantize import dequantize_fp8x4, e8m0_to_f32, interleave_bytes
+from mx_kernels.device.wgmma_dequantize import dequantize_fp8x4, interleave_bytes, scale_factor
 from mx_kernels.sm90.config import MMA_ROWS, TILE_K
-from mx_kernels.sm90.gemm_role import GemmRole
+from mx_kernels.sm90.gemm_scale_range import ScaleRangeRole, next_tops
 
 DEQUANTIZE_THREADS = 128
 
 
-class OperandRole(GemmRole):
+class OperandRole(ScaleRangeRole):
     """Mixin of GroupedGemm."""
 
     # B: the dequantising warpgroup ------------------------------------------------------------------------------------
 
     @cute.jit
     def dequantize(
-        self, ab_pipe, b_pipe, work_pipe, sWork, sCodes: cute.Tensor, sScale: cute.Tensor, sB: cute.Tensor
+        self, ab_pipe, b_pipe, work, tops, sCodes: cute.Tensor, sScale: cute.Tensor, sB: cute.Tensor
     ):
-        """Codes and scales of every stage → BF16 tiles of B, in the K order of A."""
+        """Codes and scales of every stage → 16-bit tiles of B, in the K order of A. work, tops: (pipe, smem)."""
+        (work_pipe, sWork), (top_pipe, sTop) = work, tops
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.key.stages)
         b_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.b_stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
+        top_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, top_pipe.num_stages)
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
+            top, top_state = next_tops(top_pipe, top_state, sTop)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.consumer_wait(state)
                 b_pipe.producer_acquire(b_state)
                 codes, scales = sCodes[(None, None, state.index)], sScale[(None, None, state.index)]
                 tile = sB[(None, None, b_state.index)]
                 first_block = k_tile % 2 * 2  # a tile of scales covers two K tiles
-                if cutlass.const_expr(self.key.b_k_major):
-                    self.dequantize_k_major(codes, scales, first_block, tile)
+                if top.near:
+                    self.dequantize_tile(codes, scales, first_block, tile, top.b, Float16)
                 else:
-                    self.dequantize_mn_major(codes, scales, first_block, tile)
+                    self.dequantize_tile(codes, scales, first_block, tile, top.b, BFloat16)
                 arch.fence_proxy("async.shared", space="cta")
                 arch.sync_warp()
                 ab_pipe.consumer_release(state)
@@ -60,19 +65,27 @@ class OperandRole(GemmRole):
             work, work_state = next_work(work_pipe, work_state, sWork)
 
     @cute.jit
+    def dequantize_tile(self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]):
+        """One K tile of B. tile: (tile_n, TILE_K) of any 16-bit type."""
+        if cutlass.const_expr(self.key.b_k_major):
+            self.dequantize_k_major(codes, scales, first_block, tile, top, element)
+        else:
+            self.dequantize_mn_major(codes, scales, first_block, tile, top, element)
+
+    @cute.jit
     def dequantize_k_major(
-        self, codes: cute.Tensor, scales: cute.Tensor, first_block: Int32, tile: cute.Tensor
+        self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]
     ):
         """A thread takes whole rows: 64 codes, two scales."""
-        fp8 = self.key.b_format.removeprefix("mxfp8_")
+        fp8 = self.key.fp8("b")
         thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
         for step in cutlass.range_constexpr(self.key.tile.tile_n // DEQUANTIZE_THREADS):
             row = thread + step * DEQUANTIZE_THREADS
             both_blocks = self.scale_pair(scales, row, first_block)
-            scale = [e8m0_to_f32(pair_byte(both_blocks, block)) for block in range(2)]
+            scale = [scale_factor(pair_byte(both_blocks, block), top, element, fp8) for block in range(2)]
             words = [self.load_words(self.vector(codes[(row, None)], 16, j), 16) for j in range(4)]
             for s in cutlass.range_constexpr(4):
-                pairs = [dequantize_fp8x4(words[j][s], [scale[j // 2]] * 4, fp8) for j in range(4)]
+                pairs = [dequantize_fp8x4(words[j][s], [scale[j // 2]] * 4, element, fp8) for j in range(4)]
                 for h in cutlass.range_constexpr(2):
                     self.put_words(
                         [pairs[j][h] for j in range(4)], self.vector(tile[(row, None)], 8, 2 * s + h)
@@ -80,21 +93,26 @@ class OperandRole(GemmRole):
 
     @cute.jit
     def dequantize_mn_major(
-        self, codes: cute.Tensor, scales: cute.Tensor, first_block: Int32, tile: cute.Tensor
+        self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]
     ):
         """A thread takes 8 neighbouring rows at 8 K positions of one block: 8 scales; 16 threads cover 128 rows."""
-        fp8 = self.key.b_format.removeprefix("mxfp8_")
+        fp8 = self.key.fp8("b")
         thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
         block, quarter = thread // 64, thread // 16 % 4
         for step in cutlass.range_constexpr(self.key.tile.tile_n // 128):
             row = thread % 16 * 8 + step * 128
-            scale = [e8m0_to_f32(self.scale_byte(scales, row + r, first_block + block)) for r in range(8)]
+            scale = [
+                scale_factor(self.scale_byte(scales, row + r, first_block + block), top, element, fp8)
+                for r in range(8)
+            ]
             for i in cutlass.range_constexpr(8):
                 k = block * 32 + quarter + 4 * i
                 words = self.load_words(self.vector(codes[(None, k)], 8, row // 8), 8)
-                pairs = dequantize_fp8x4(words[0], scale[:4], fp8) + dequantize_fp8x4(
-                    words[1], scale[4:], fp8
-                )
+                pairs = [
+                    pair
+                    for half in range(2)
+                    for pair in dequantize_fp8x4(words[half], scale[4 * half : 4 * half + 4], element, fp8)
+                ]
                 self.put_words(pairs, self.vector(tile[(None, self.slot(k))], 8, row // 8))
 
     @cute.jit
@@ -109,14 +127,18 @@ class OperandRole(GemmRole):
 
     @cute.jit
     def a_codes(self, codes: cute.Tensor):
-        """What is read of a K tile before it is converted. codes: (rows, TILE_K) of this warpgroup.
+        """What a thread reads of a K tile, 16 words. codes: (rows, TILE_K) of this warpgroup.
 
-        K-major: the thread's 4 words for each (wgmma, row half). MN-major: nothing yet, there are no registers for it.
+        K-major: 4 neighbouring words for each (wgmma, row half). MN-major: one for each (K step, K half, K position).
         """
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
         if cutlass.const_expr(self.key.a_transposed):
-            return codes
+            return [
+                self.load_words(self.vector(codes[(None, 8 * step + 2 * j + p)], 4, i + 8 * warp), 4)[0]
+                for step in range(TILE_K // 8)
+                for p in range(2)
+            ]
         return [
             self.load_words(self.vector(codes[(MMA_ROWS * t + 16 * warp + 8 * half + i, None)], 16, j), 16)
             for t in range(self.key.rows_per_consumer // MMA_ROWS)
@@ -125,8 +147,8 @@ class OperandRole(GemmRole):
 
     @cute.jit
     def a_scales(self, scales: cute.Tensor, first_row: Int32, first_block: Int32):
-        """The thread's scales of one K tile. K-major: one for each (wgmma, row half), of the block that its codes lie in.
-        MN-major: the bytes of both blocks for each of four rows.
+        """The thread's scale bytes of one K tile. K-major: one for each (wgmma, row half), of the block that its codes
+        lie in. MN-major: those of both blocks for each of four rows, in pairs.
         """
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
@@ -134,50 +156,43 @@ class OperandRole(GemmRole):
             row = first_row + 4 * (i + 8 * warp)
             return [self.scale_pair(scales, row + r, first_block) for r in range(4)]
         return [
-            e8m0_to_f32(
-                self.scale_byte(
-                    scales, first_row + MMA_ROWS * t + 16 * warp + 8 * half + i, first_block + j // 2
-                )
-            )
+            self.scale_byte(scales, first_row + MMA_ROWS * t + 16 * warp + 8 * half + i, first_block + j // 2)
             for t in range(self.key.rows_per_consumer // MMA_ROWS)
             for half in range(2)
         ]
 
     @cute.jit
-    def a_fragment(self, codes, scales, fragment: cute.Tensor):
+    def a_fragment(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
         """Codes and scales → wgmma's A registers. fragment: words ((1, row half, K half), wgmma, K step)."""
         if cutlass.const_expr(self.key.a_transposed):
-            self.a_fragment_mn_major(codes, scales, fragment)
+            self.a_fragment_mn_major(codes, scales, fragment, top, element)
         else:
-            self.a_fragment_k_major(codes, scales, fragment)
+            self.a_fragment_k_major(codes, scales, fragment, top, element)
 
     @cute.jit
-    def a_fragment_k_major(self, codes, scales, fragment: cute.Tensor):
-        fp8 = self.key.a_format.removeprefix("mxfp8_")
+    def a_fragment_k_major(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
+        fp8 = self.key.fp8("a")
         for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
             for half in cutlass.range_constexpr(2):
+                scale = scale_factor(scales[2 * t + half], top, element, fp8)
                 for s in cutlass.range_constexpr(TILE_K // 16):
-                    pairs = dequantize_fp8x4(codes[2 * t + half][s], [scales[2 * t + half]] * 4, fp8)
+                    pairs = dequantize_fp8x4(codes[2 * t + half][s], [scale] * 4, element, fp8)
                     for h in cutlass.range_constexpr(2):
                         fragment[((0, half, h), t, s)] = pairs[h]
 
     @cute.jit
-    def a_fragment_mn_major(self, codes: cute.Tensor, scales, fragment: cute.Tensor):
-        fp8 = self.key.a_format.removeprefix("mxfp8_")
-        row, j = arch.lane_idx() // 4 + 8 * (arch.warp_idx() % 4), arch.lane_idx() % 4
+    def a_fragment_mn_major(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
+        fp8 = self.key.fp8("a")
         for block in cutlass.range_constexpr(2):
-            scale = [e8m0_to_f32(pair_byte(scales[r], block)) for r in range(4)]
+            scale = [scale_factor(pair_byte(scales[r], block), top, element, fp8) for r in range(4)]
             for s in cutlass.range_constexpr(2 * block, 2 * block + 2):
                 for h in cutlass.range_constexpr(2):
-                    k = 16 * s + 8 * h + 2 * j
-                    low, high = (
-                        self.load_words(self.vector(codes[(None, k + p)], 4, row), 4)[0] for p in range(2)
-                    )
+                    low, high = codes[4 * s + 2 * h], codes[4 * s + 2 * h + 1]
                     for t in cutlass.range_constexpr(2):
                         # Rows 2t and 2t + 1, each with its two K positions side by side.
                         both = interleave_bytes(low, high, upper=t == 1)
                         first, second = scale[2 * t], scale[2 * t + 1]
-                        pairs = dequantize_fp8x4(both, [first, first, second, second], fp8)
+                        pairs = dequantize_fp8x4(both, [first, first, second, second], element, fp8)
                         for half in cutlass.range_constexpr(2):
                             fragment[((0, half, h), t, s)] = pairs[half]
 
@@ -209,7 +224,7 @@ class OperandRole(GemmRole):
 
     @cute.jit
     def put_words(self, words, target: cute.Tensor):
-        """Words of two bf16 each to neighbouring elements, as one store."""
+        """Words of two elements each to neighbouring elements, as one store."""
         values = cute.make_rmem_tensor((len(words),), Uint32)
         for i in cutlass.range_constexpr(len(words)):
             values[i] = words[i]

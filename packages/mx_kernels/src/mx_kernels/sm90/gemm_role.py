@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from cutlass import Int32
 
-from mx_kernels.device.gemm_scheduler import TileOrder
+from mx_kernels.device.gemm_scheduler import TileOrder, Work
 from mx_kernels.sm90.config import GemmKey
 
 
@@ -25,3 +25,14 @@ class GemmRole:
     out_type: type  # of D
     element: type  # of what the copy engine brings: BF16, or codes as bytes
     threads: int
+
+    def sfa_place(self, work: Work, m_tile: Int32):
+        """Where the scales of A's tile begin: (R tile, C tile, group)."""
+        if self.key.groups_along_k:
+            return m_tile * self.key.sfa_tiles, work.unit, Int32(0)
+        return work.unit + m_tile * self.key.sfa_tiles, Int32(0), Int32(0)
+
+    def sfb_place(self, work: Work, n_tile: Int32):
+        """Where the scales of B's tile begin: (R tile, C tile, group)."""
+        row = n_tile * self.key.sfb_tiles
+        return (row, work.unit, Int32(0)) if self.key.groups_along_k else (row, Int32(0), work.group)
