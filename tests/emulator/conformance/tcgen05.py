@@ -77,6 +77,9 @@ def _fragment(shape: str, num: int) -> tuple[NDArray, NDArray]:
     t = np.arange(32)
     if shape == "32x32b":
         return np.tile(t, (num, 1)), np.tile(np.arange(num)[:, None], (1, 32))
+    if shape == "16x64b":
+        r = np.arange(num)[:, None]
+        return np.tile(t // 4 + 8 * (t % 2), (num, 1)), 2 * r + t // 2 % 2
     per = {"16x128b": 2, "16x256b": 4}[shape]
     r = np.arange(num * per)[:, None]
     if shape == "16x128b":
@@ -161,20 +164,47 @@ class Kind:
 _FIELD = {  # atype / btype of tables 42 to 44
     "f16": {"f16": 0, "bf16": 1},
     "tf32": {"tf32": 2},
-    "f8f6f4": {"e4m3": 0, "e5m2": 1},
-    "mxf8f6f4": {"e4m3": 0, "e5m2": 1},
+    "f8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
+    "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
     "i8": {"u8": 0, "s8": 1},
     "mxf4": {"e2m1": 1},
     "mxf4nvf4": {"e2m1": 1},
 }
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+_SUB_BYTE = {  # bits of a code, and its value by the OCP MX formats: sign, exponent (bias 1, 3, 1), mantissa
+    "e2m3": (6, lambda c: _value(c, 2, 3, 1)),
+    "e3m2": (6, lambda c: _value(c, 3, 2, 3)),
+    "e2m1": (4, lambda c: _value(c, 2, 1, 1)),
+}
+
+
+def _value(codes: NDArray, exponent_bits: int, mantissa_bits: int, bias: int) -> NDArray[np.float64]:
+    exponent = codes >> mantissa_bits & (1 << exponent_bits) - 1
+    fraction = (codes & (1 << mantissa_bits) - 1) / (1 << mantissa_bits)
+    magnitude = np.where(
+        exponent == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (exponent - bias)
+    )
+    return np.where(codes >> (exponent_bits + mantissa_bits), -magnitude, magnitude)
+
+
 _NUMPY = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "u8": np.uint8, "s8": np.int8}  # fmt: skip
 
 
+def _padded(codes: NDArray, bits: int) -> NDArray[np.uint8]:
+    """16 codes of 4 or 6 bits, packed from bit 0 on, to each 16 bytes (9.7.16.3.2); what pads them must not matter: 0xa5."""
+    stream = (codes.reshape(len(codes), 2, 16, 1) >> np.arange(bits) & 1).astype(np.uint8)
+    packed = np.packbits(stream.reshape(len(codes), 2, -1), axis=-1, bitorder="little")
+    return np.pad(packed, ((0, 0), (0, 0), (0, 16 - 2 * bits)), constant_values=0xA5).reshape(len(codes), 32)
+
+
 def _operand(
-    rng: np.random.Generator, rows: int, dtype: str
+    rng: np.random.Generator, rows: int, dtype: str, kind: str
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """Random small values (rows, K) and their bytes (rows, 32); two e2m1 to a byte, the first in the low half."""
+    if dtype in _SUB_BYTE and kind.endswith("f8f6f4"):
+        bits, values_of = _SUB_BYTE[dtype]
+        codes = rng.integers(0, 1 << bits, (rows, 32))
+        return values_of(codes), _padded(codes, bits)
     if dtype == "e2m1":
         codes = rng.integers(0, 16, (rows, 64))
         values = _E2M1[codes & 7] * np.where(codes & 8, -1, 1)
@@ -365,12 +395,16 @@ def _strides(layout: Layout, rows: int, size: int) -> tuple[int, int]:
 def _mma(x: Mma) -> Expected:
     kind, group = x.kind, x.group
     rows_a, rows_b = x.m // group, x.n // group
-    size_a, size_b = (1 if t == "e2m1" else np.dtype(_NUMPY[t]).itemsize for t in (kind.a_type, kind.b_type))
-    k = 64 if kind.a_type == "e2m1" else 32 // size_a
+    size_a, size_b = (
+        1 if t in _SUB_BYTE else np.dtype(_NUMPY[t]).itemsize for t in (kind.a_type, kind.b_type)
+    )
+    k = 64 if kind.name.startswith("mxf4") else 32 // size_a
     vector = {"mxf8f6f4": 32, "mxf4": 32, "mxf4nvf4": 16}.get(kind.name, k)
 
     def draw(rng: np.random.Generator) -> tuple[Buffers, NDArray]:
-        (a, a_bytes), (b, b_bytes) = _operand(rng, x.m, kind.a_type), _operand(rng, x.n, kind.b_type)
+        (a, a_bytes), (b, b_bytes) = (
+            _operand(rng, rows, dtype, kind.name) for rows, dtype in ((x.m, kind.a_type), (x.n, kind.b_type))
+        )
         sfa, sfb = (rng.integers(124, 131, (rows, 4)).astype(np.uint8) for rows in (256, 256))
         if kind.name == "mxf4nvf4":  # unsigned e4m3 scales: powers of two
             sfa, sfb = ((s - 120 << 3).astype(np.uint8) for s in (sfa, sfb))
@@ -457,6 +491,7 @@ KINDS = [
     Kind("f16", "bf16", "bf16"), Kind("f16", "f16", "f16"), Kind("tf32", "tf32", "tf32"), Kind("f8f6f4", "e4m3", "e4m3"),
     Kind("f8f6f4", "e5m2", "e4m3"), Kind("i8", "s8", "s8", "s32"), Kind("i8", "u8", "s8", "s32"), Kind("mxf8f6f4", "e4m3", "e4m3"),
     Kind("mxf8f6f4", "e5m2", "e4m3"), Kind("mxf4", "e2m1", "e2m1"), Kind("mxf4nvf4", "e2m1", "e2m1"),
+    *(Kind(kind, a, b) for kind in ("f8f6f4", "mxf8f6f4") for a, b in (("e2m3", "e3m2"), ("e2m1", "e4m3"), ("e5m2", "e2m1"))),
 ]  # fmt: skip
 MX, BF16 = Kind("mxf8f6f4", "e4m3", "e4m3"), Kind("f16", "bf16", "bf16")
 
@@ -485,5 +520,5 @@ def _mmas() -> list[Mma]:
 
 def cases() -> list[Expected]:
     """Loads, stores and MMAs with their expected outputs."""
-    moves = [_load_store(shape, num, store=store) for shape, num in (("32x32b", 1), ("32x32b", 32), ("16x128b", 1), ("16x128b", 8), ("16x256b", 1), ("16x256b", 4)) for store in (False, True)]  # fmt: skip
+    moves = [_load_store(shape, num, store=store) for shape, num in (("32x32b", 1), ("32x32b", 32), ("16x64b", 1), ("16x64b", 8), ("16x128b", 1), ("16x128b", 8), ("16x256b", 1), ("16x256b", 4)) for store in (False, True)]  # fmt: skip
     return [*moves, *(_mma(x) for x in _mmas())]

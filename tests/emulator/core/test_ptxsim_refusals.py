@@ -24,7 +24,7 @@ REFUSED = [
     ("shfl.sync.idx.b32.foo t0, t1, 0, 31, -1;", r"\.foo"),
     ("cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [smem], [a0, {t0, t1}], [smem];", "im2col"),
     ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [a0], [smem], 16, h;", "cp_mask"),
-    ("tcgen05.ld.sync.aligned.16x64b.x1.b32 {t0}, [t1];", "16x64b"),
+    ("tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {t0}, [t1], 2;", "32x32b, .16x64b"),
     ("tcgen05.ld.red.sync.aligned.32x32b.x1.b32.min {t0}, [t1];", "red|min"),
     ("tcgen05.shift.cta_group::1.down [t0];", "shift"),
     ("tcgen05.cp.cta_group::1.128x256b.b8x16.b6x16_p32 [t0], w;", "b8x16"),

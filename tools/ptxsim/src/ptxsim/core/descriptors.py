@@ -121,6 +121,9 @@ _nibbles = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np
 E8M0 = np.exp2(np.arange(256, dtype=np.float64) - 127)
 E8M0[255] = np.nan
 UE4M3 = np.where(np.arange(256) < 128, E4M3, np.abs(np.roll(E4M3, 128)))
+_codes6 = np.arange(64, dtype=np.uint8)
+E2M3 = _codes6.view(ml_dtypes.float6_e2m3fn).astype(np.float64)
+E3M2 = _codes6.view(ml_dtypes.float6_e3m2fn).astype(np.float64)
 _bytes_of_nibbles = np.stack([_nibbles[np.arange(256) & 15], _nibbles[np.arange(256) >> 4]], -1)
 
 
@@ -132,6 +135,13 @@ def decode_bytes(data: Array, kind: str) -> Array:
         return E5M2.take(data)
     if kind == "e2m1":
         return _bytes_of_nibbles[data].reshape(data.shape[0], -1)
+    if kind == "e2m1 padded":
+        return _bytes_of_nibbles[data.reshape(len(data), -1, 16)[:, :, :8]].reshape(len(data), -1)
+    if kind in ("e2m3", "e3m2"):
+        triples = data.reshape(len(data), -1, 16)[:, :, :12].reshape(len(data), -1, 3).astype(np.uint32)
+        words = triples[:, :, 0] | triples[:, :, 1] << np.uint32(8) | triples[:, :, 2] << np.uint32(16)
+        codes = words[:, :, None] >> np.arange(0, 24, 6, dtype=np.uint32) & np.uint32(63)
+        return (E2M3 if kind == "e2m3" else E3M2)[codes].reshape(len(data), -1)
     data = np.ascontiguousarray(data)
     if kind == "f16":
         return data.view(np.float16).astype(np.float64)

@@ -119,7 +119,7 @@ def tc_copy(
 
 
 # ------------------------------------------------------------------ matrix multiply
-_NARROW_FORMATS = {0: "e4m3", 1: "e5m2"}
+_NARROW_FORMATS = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1 padded"}
 _KINDS = {
     # kind: element formats, bytes of an element (packed FP4 counts as bytes)
     "mxf8f6f4": (_NARROW_FORMATS, 1),
@@ -145,6 +145,10 @@ class MmaShape:
                 f"kind::{kind}: element formats {a} and {b} of the instruction descriptor are not modelled"
             )
         self.a_format, self.b_format = formats[a], formats[b]
+        self.padded_a = formats is _NARROW_FORMATS and a >= 3
+        """4- and 6-bit elements, 16 of them padded to 16 bytes of shared memory (PTX ISA 9.7.16.3.2)."""
+        if (self.padded_a and idesc >> 15 & 1) or (formats is _NARROW_FORMATS and b >= 3 and idesc >> 16 & 1):
+            raise Fault(f"kind::{kind}: MN-major operands of 4 or 6 bits are not modelled")
         self.negate_a, self.negate_b = bool(idesc >> 13 & 1), bool(idesc >> 14 & 1)
         self.a_mn_major, self.b_mn_major = bool(idesc >> 15 & 1), bool(idesc >> 16 & 1)
         self.n = (idesc >> 17 & 63) * 8
@@ -220,6 +224,8 @@ def tc_mma(
     sfa, sfb = (first(scale_a, m), first(scale_b, m)) if block else (0, 0)
     exponent = first(scale_input, m) if scale_input is not None else 0
     s = _shape(kind, idesc, group, block)
+    if a_in_tmem and s.padded_a:
+        raise Fault(f"tcgen05.mma: A of 4 or 6 bits in tensor memory is not modelled: {who(W, line)}")
     keep = _kept_lanes(disable, m)
     groups = s.k // block if block else 0
     if groups and (s.a_scale_id + groups > 4 or s.b_scale_id + groups > 4):

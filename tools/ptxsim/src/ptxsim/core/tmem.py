@@ -160,6 +160,9 @@ def _fragment(shape: str, n: int) -> tuple[Array, Array]:
     t = LANE_INDEX
     if shape == "32x32b":
         return np.tile(t, (n, 1)), np.tile(np.arange(n)[:, None], (1, 32))
+    if shape == "16x64b":
+        r = np.arange(n)[:, None]
+        return t // 4 + 8 * (t % 2) + 0 * r, 2 * r + t // 2 % 2
     if shape == "16x256b":
         r = np.arange(4 * n)[:, None]
         return t // 4 + 8 * (r % 4 // 2), 8 * (r // 4) + 2 * (t % 4) + r % 2

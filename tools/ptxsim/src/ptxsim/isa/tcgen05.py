@@ -100,14 +100,14 @@ def _load_store(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> Non
     mods.left.remove(kind)
     mods.pick("sync")
     mods.pick("aligned")
-    shape = mods.pick("32x32b", "16x128b", "16x256b")
+    shape = mods.pick("32x32b", "16x64b", "16x128b", "16x256b")
     repeat = next((m for m in mods.left if re.fullmatch(r"x\d+", m)), None)
     if repeat is None:
         raise refuse(ins, "repetition expected")
     mods.left.remove(repeat)
     mods.pick("b32")
     n = int(repeat[1:])
-    registers = n * {"32x32b": 1, "16x128b": 2, "16x256b": 4}[shape]
+    registers = n * {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}[shape]
     e.emit(f"need_full_warp(W, {e.mask}, {ins.site}, 'tcgen05.{kind}')")
     if kind == "ld":
         packed = mods.flag("pack::16b")
