@@ -63,7 +63,7 @@ def test_c16_compiled_once(monkeypatch):
     function = torch.compile(lambda *args: moe_mlp(*args, backend="sm100"), fullgraph=True, backend=counter)
     layer = make_layer(**SMALL)
     with ptxsim.gpu("sm_100a", sms=4):
-        for step, rows in enumerate((20, 1, 7)):
+        for step, rows in enumerate((20, 1)):
             layer.ids[:rows] = step
             got = layer.run(function)
             if step == 0:

@@ -22,7 +22,6 @@ LANES = 32
 UNIT = 128  # rows: ALIGNED groups and the blocked scales of a group start at a multiple
 SCHEDULE_STAGES = 4
 # From one tile description to the next: whole 16-byte vectors, which is how the compiler reads them.
-# From one tile description to the next: whole 16-byte vectors, which is how the compiler reads them.
 WORK_WORDS = 8
 
 
