@@ -36,7 +36,8 @@ REFUSED = [
     ("call foo;", "call"),
     ("tex.1d.v4.f32.f32 {t0,t1,t2,t3}, [a0, {t4}];", "tex"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {t0,t1,t2,t3}, {t4,t5,t6,t7}, {t8,t9}, {t0,t1,t2,t3};", "mma"),
-    ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [smem], t0, [smem];", "red.async"),
+    ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.b32 [smem], t0, [smem];", "min.b32"),
+    ("red.async.release.gpu.global.mbarrier::complete_tx::bytes.add.u32 [a0], t0, [smem];", "relaxed"),
     ("setmaxnreg.inc.sync.aligned.u32 100;", "multiple of 8"),
 ]  # fmt: skip
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import Fault
+from ..parser import WIDTH
 from . import hostmem
 from .barriers import find_mbarrier
 from .copies import UINT, Landing, issuers, load_ticks, reduce_arrays, start_store, targets_of
-from .memory import shared_location, who
+from .memory import combine, shared_location, who
 from .state import CTA, OFFSET_MASK, SHARED_POISON
 from .values import Array, Mask, Value, count_lanes, lane, lanes, spread
 
@@ -188,6 +189,36 @@ def store_async(W: Warp, a: Value, nb: int, values: list[Value], barrier: Value,
         target = targets_of(W, address, lane(barrier, i), None, False)
         source = np.frombuffer(data, np.uint8)
         _copy_in(W, target, lambda source=source: source, len(data), line, "st.async")
+
+
+def reduce_async(
+    W: Warp, op: str, ty: str, a: Value, value: Value, barrier: Value, m: Mask, line: int
+) -> None:
+    """red.async: each lane's update happens by itself, in any order."""
+    nb = WIDTH[ty] // 8
+    for i in lanes(m):
+        cta, o = shared_location(W, lane(a, i))
+        if o % nb or o + nb > cta.size:
+            raise Fault(f"misplaced red.async of {nb} bytes at {o:#x}: {who(W, line)}")
+        target = find_mbarrier(W, lane(barrier, i), line, asynchronous=True)
+        if target.cta is not cta:
+            raise Fault(f"red.async: the mbarrier is not in the CTA of the destination: {who(W, line)}")
+        phase, site = target.phase, f"red.async by {who(W, line)}"
+        epoch = target.note(site)
+        if cta.shadow:
+            cta.shadow.atomically(
+                W.current(), slice(o, o + nb), target.actor, epoch, line, f"red.async by {W.name}"
+            )
+        operand = lane(value, i) & ((1 << 8 * nb) - 1)
+
+        def land(
+            cta: CTA = cta, at: int = o // nb, operand: int = operand, target=target, phase=phase, site=site
+        ) -> None:
+            view = cta.views[nb]
+            view[at] = combine(op, ty, int(view[at]), operand)
+            target.complete(W.machine, nb, phase, site)
+
+        W.machine.engine.issue(land, line, None, "tma", load_ticks(nb))
 
 
 def try_cancel(W: Warp, a: Value, barrier: Value, multicast: bool, m: Mask, line: int) -> None:

@@ -127,7 +127,7 @@ def _st_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 @instruction("atom", "red", writes=lambda i: i.op == "atom", ends=True)
 def atom(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     if mods.flag("async"):
-        raise refuse(ins, "red.async is not modelled")
+        return _red_async(e, ins, mods)
     where = space(mods)
     semantics, _ = ordering(mods, "relaxed")
     cache_hints(mods)
@@ -162,6 +162,27 @@ def atom(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
     if semantics in ("acquire", "acq_rel"):
         e.emit(f"acquire_location(W, {where!r}, {address}, {e.mask})")
     e.emit(f"return Yield({e.next_block})")
+    return True
+
+
+def _red_async(e: Emitter, ins: Instruction, mods: Modifiers) -> bool:
+    """red.async: an update of another CTA's shared memory that completes on an mbarrier there."""
+    mods.pick("relaxed")
+    mods.pick("cluster")
+    mods.pick("shared::cluster")
+    mods.pick("mbarrier::complete_tx::bytes")
+    op = mods.pick("inc", "dec", "min", "max", "add", "and", "or", "xor")
+    ty = mods.type()
+    allowed = {"inc": "u32", "dec": "u32", "min": "u32 s32", "max": "u32 s32", "add": "u32 s32 u64"}.get(
+        op, "b32"
+    )
+    if ty not in allowed.split():
+        raise refuse(ins, f".{op}.{ty} does not exist")
+    address, value, barrier = ins.operands
+    e.emit(
+        f"reduce_async(W, {op!r}, {ty!r}, {e.addr(address)}, {e.val(value, WIDTH[ty])}, {e.addr(barrier)}, {e.mask}, {ins.site})"
+    )
+    e.emit(f"return {e.next_block}")
     return True
 
 
