@@ -203,7 +203,8 @@ def _groups(parallel: Parallel) -> list[dist.ProcessGroup]:
 
 def _collectives(group: dist.ProcessGroup) -> int:
     """Collectives that this process has entered in a group, of all its backends."""
-    return sum(group._get_backend(d)._get_sequence_number_for_group() for d in group._device_types)
+    backends = [group._get_backend(device) for device in group._device_types]
+    return sum(b._get_sequence_number_for_group() for b in backends)  # pyrefly: ignore[missing-attribute]
 
 
 def _where(thread: int) -> str:

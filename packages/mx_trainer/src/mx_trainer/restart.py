@@ -19,7 +19,9 @@ def checkpoint_to_continue(cfg: Config, resumed: Path | None) -> Path | None:
     Raises:
         ConfigError: where a restart could not find the run, or would take another checkpoint than the one asked for.
     """
-    newest = list_checkpoints((run_dir_of(resumed) if resumed else Path(cfg.out) / cfg.name) / "checkpoints")[-1:]
+    newest = list_checkpoints((run_dir_of(resumed) if resumed else Path(cfg.out) / cfg.name) / "checkpoints")[
+        -1:
+    ]
     if restarts():
         return newest[0] if newest else None
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):

@@ -71,6 +71,7 @@ class _Reader(dcp.FileSystemReader):
 class _MetadataUnpickler(pickle.Unpickler):
     _KNOWN = frozenset({
         "pathlib.PosixPath",
+        "pathlib._local.PosixPath",  # Python 3.13
         "torch.Size",
         "torch.serialization._get_layout",
         "torch.distributed.checkpoint.filesystem._StorageInfo",
