@@ -6,6 +6,7 @@ import pytest
 import torch
 from mx_kernels import arch
 from mx_kernels.generic import autotune
+from mx_kernels.problem import GemmProblem
 from mx_kernels.sm100.config import TILES, TileConfig
 
 CPU = torch.device("cpu")
@@ -138,3 +139,31 @@ def test_estimate_orders_what_is_measured():
     clocks = [config.estimated_clocks(tile, *arguments) for tile in tiles]
     assert clocks == sorted(clocks)
     assert config.candidates("fprop", "mxfp8_e4m3", 128, 1, 64, 64, 1)[0].cluster_size == 1
+
+
+def test_hopper_measures_what_has_a_kernel(monkeypatch):
+    """The planted timer's choice is what runs, and the result is right."""
+    import ptxsim
+    from mx_kernels.sm90 import config, gemm_backend
+
+    from kernels.gemm_cases import Gemm
+
+    mx = GemmProblem("wgrad", "mxfp8_e4m3", "mxfp8_e4m3", torch.float32)
+    assert {(tile.tile_m, tile.tile_n) for tile in gemm_backend._candidates(mx)} == {(256, 128)}
+    plain = GemmProblem("fprop", "bf16", "bf16", torch.bfloat16)
+    assert gemm_backend._candidates(plain) == config.TILES
+
+    tiles = [config.TileConfig(256, 128), config.TileConfig(128, 128, cluster_m=2)]
+    monkeypatch.setattr(gemm_backend, "_candidates", lambda problem: tiles)
+    seconds = iter([2.0, 1.0])
+
+    def timer(run, device):
+        run()
+        return next(seconds)
+
+    case = Gemm("fprop", (40, 0, 30), 136, 72)
+    a, b = case.operands()
+    with ptxsim.gpu("sm_90a", sms=2) as gpu, autotune.enabled(timer):
+        got = case.run(a, b)
+    assert torch.equal(got, case.expected(a, b).to(case.out_dtype))
+    assert [launch.config.cluster[0] for launch in gpu.launches] == [1, 2, 2]

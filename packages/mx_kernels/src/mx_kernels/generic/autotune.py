@@ -5,7 +5,7 @@ for the device. The fastest is kept in memory and on disk, in a file named as ji
 and GPU, under the DSL's version, the target and the hash of the kernel sources. While a CUDA graph is captured nothing
 can be measured; what is known is used, and else the estimate's tile.
 
-Every tile sums K in the same order, so the choice changes no bit of a result.
+Blackwell's tiles all add along K in the same order, so there the choice changes no bit of a result.
 """
 
 import contextlib
@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from mx_kernels import arch
+from mx_kernels.generic.gemm import GemmSizes
+from mx_kernels.problem import GemmProblem
 
 T = TypeVar("T")
 #: Seconds that the function takes on the device.
@@ -74,6 +77,31 @@ def active() -> bool:
 def rows_class(rows: int) -> int:
     """Rows up to the next power of two are one class: their number may change at every step."""
     return 1 << max(rows - 1, 0).bit_length()
+
+
+def tuned_tile(
+    problem: GemmProblem,
+    sizes: GemmSizes,
+    out: Tensor,
+    candidates: Callable[[], Sequence[T]],
+    start: Callable[[T, Tensor], None],
+    default: T,
+) -> T:
+    """The tile for a GEMM: `default`, or the fastest of the candidates where tiles are chosen by measuring.
+
+    Args:
+        problem: what the kernel is made for.
+        sizes: of this call.
+        out: its result, which is not written.
+        candidates: gives the tiles to measure.
+        start: launches the GEMM with a tile into a tensor like `out`.
+        default: the estimate's tile.
+    """
+    if not active():
+        return default
+    scratch = functools.cache(lambda: torch.empty_like(out))
+    problem_class = (problem, rows_class(sizes.rows), *sizes[1:])
+    return best(problem_class, out.device, candidates(), lambda tile: start(tile, scratch()), default)
 
 
 def best(

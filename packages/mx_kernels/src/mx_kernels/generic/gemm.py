@@ -3,6 +3,8 @@
 Nothing here imports the DSL.
 """
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -52,6 +54,18 @@ class GemmVariant:
             problem.accumulate,
             tile,
         )
+
+    @classmethod
+    def possible(cls, problem: GemmProblem, tiles: Iterable[Any]) -> tuple[Any, ...]:
+        """Those of the tiles that give a kernel for the problem."""
+
+        def exists(tile: Any) -> bool:
+            with contextlib.suppress(ValueError):
+                cls.of(problem, tile)
+                return True
+            return False
+
+        return tuple(filter(exists, tiles))
 
     @property
     def scaled(self) -> bool:

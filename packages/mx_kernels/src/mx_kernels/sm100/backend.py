@@ -66,7 +66,7 @@ class Sm100Backend(MemoryBoundBackend):
         if rows == 0 or a.numel() == 0:  # nothing to sum
             return out if problem.accumulate else out.zero_()
         device, (columns, other) = a.device, (n, k) if problem.mode == "fprop" else (k, n)
-        sizes = (problem.mode, problem.a_format, rows, groups, columns, other, arch.num_sms(device))
+        extents = (problem.mode, problem.a_format, rows, groups, columns, other, arch.num_sms(device))
 
         def start(tile: config.TileConfig, out: Tensor) -> None:
             tile, clusters = _fitting(tile, device)
@@ -74,12 +74,11 @@ class Sm100Backend(MemoryBoundBackend):
             kernel = _kernel(problem, tile, arch.target_of(device), arch.active_emulation())
             launch(kernel, device, *pointers, rows, n, k, groups, clusters)
 
-        tile = _forced or config.choose_tile(*sizes)
-        if _forced is None and autotune.active():
-            scratch = functools.cache(lambda: torch.empty_like(out))
-            problem_class = (problem, autotune.rows_class(rows), groups, n, k)
-            tile = autotune.best(
-                problem_class, device, config.candidates(*sizes), lambda t: start(t, scratch()), tile
+        tile = _forced
+        if tile is None:
+            estimate = config.choose_tile(*extents)
+            tile = autotune.tuned_tile(
+                problem, sizes, out, lambda: config.candidates(*extents), start, estimate
             )
         start(tile, out)
         return out

@@ -132,6 +132,14 @@ class GemmKey(GemmVariant):
         return None
 
 
+#: What a measurement chooses from (generic/autotune.py).
+TILES = tuple(
+    TileConfig(tile_m, tile_n, cluster_m, cluster_n)
+    for tile_m, tile_n in ((256, 128), (128, 256), (128, 128))
+    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+)
+
+
 def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -> TileConfig:
     """The tile for a problem of this size, from what the host knows: all rows, not how they fall into groups.
 

@@ -5,6 +5,7 @@ import functools
 from torch import Tensor
 
 from mx_kernels import arch
+from mx_kernels.generic import autotune
 from mx_kernels.generic.backend import address, launch
 from mx_kernels.generic.gemm import check_gemm_alignment, gemm_result, gemm_sizes
 from mx_kernels.problem import GemmProblem
@@ -40,13 +41,21 @@ class GemmBackend:
             return out
         if rows == 0 or (problem.mode == "fprop" and k == 0) or (problem.mode == "dgrad" and n == 0):
             return out if problem.accumulate else out.zero_()
-        tile = config.choose_tile(
-            problem.mode, problem.is_mx, rows, groups, n if problem.mode != "dgrad" else k
-        )
-        clusters = arch.num_sms(a.device) // tile.cluster_size
-        pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
-        launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
+
+        def start(tile: config.TileConfig, out: Tensor) -> None:
+            clusters = arch.num_sms(a.device) // tile.cluster_size
+            pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
+            launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
+
+        columns = k if problem.mode == "dgrad" else n
+        estimate = config.choose_tile(problem.mode, problem.is_mx, rows, groups, columns)
+        start(autotune.tuned_tile(problem, sizes, out, lambda: _candidates(problem), start, estimate), out)
         return out
+
+
+@functools.cache
+def _candidates(problem: GemmProblem) -> tuple[config.TileConfig, ...]:
+    return config.GemmKey.possible(problem, config.TILES)
 
 
 @functools.cache
