@@ -1,5 +1,6 @@
 """The self-test: every check passes in the emulator, and planted failures come out as what they are."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -68,3 +69,16 @@ def test_asked_for_by_name_it_needs_no_record():
     problem = GemmProblem("fprop", "mxfp8_e4m3", "mxfp8_e4m3", torch.bfloat16)
     with ptxsim.gpu("sm_100a", sms=6):
         assert registry.why_not("sm100", "grouped_gemm", problem, CPU) is None
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_grouped_mm"), reason="torch has none")
+def test_the_oracle_has_torch_s_signature():
+    """Names of arguments and enums, on tensors without memory."""
+    offs = selftest.group_ends((128, 256))
+    with torch._subclasses.FakeTensorMode() as mode:
+        x, w = (
+            dataclasses.replace(t, data=mode.from_tensor(t.data), scale=mode.from_tensor(t.scale)).to("cuda")
+            for t in (selftest.exact_operand(384, 256), selftest.exact_operand(2, 384, 256))
+        )
+        y = selftest.torch_scaled_gemm(x, w, mode.from_tensor(offs).to("cuda"))
+    assert (y.shape, y.dtype) == ((384, 384), torch.bfloat16)
