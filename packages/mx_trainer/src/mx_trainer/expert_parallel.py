@@ -180,16 +180,18 @@ def plan_exchange(
     ends = torch.cat([received_RL, padding_R], dim=1).flatten().cumsum(0)
     row = torch.arange(sum(receive_rows), device=device)
     expert_M1 = (torch.searchsorted(ends, row, right=True) % (local + 1)).view(-1, 1)
-    routing = torch.ops.mx.route(expert_M1, local, backend)
+    local_slot_of, local_token_of, offs = torch.ops.mx.route(expert_M1, local, backend)
     return Exchange(
-        group,
-        traffic,
-        send_rows,
-        receive_rows,
-        choice_of,
-        slot_of.view(ids_Tk.shape).to(torch.int32),
-        *routing,
-        backend,
+        group=group,
+        traffic=traffic,
+        send_rows=send_rows,
+        receive_rows=receive_rows,
+        choice_of=choice_of,
+        slot_of=slot_of.view(ids_Tk.shape).to(torch.int32),
+        local_slot_of=local_slot_of,
+        local_token_of=local_token_of,
+        offs=offs,
+        backend=backend,
     )
 
 

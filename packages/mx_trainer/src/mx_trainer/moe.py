@@ -25,7 +25,7 @@ class RouterStats(NamedTuple):
     z_loss: Tensor
     """() fp32: mean squared log-sum-exp of the logits."""
     tokens_E: Tensor
-    """(E,) int64: tokens sent to each expert; they sum to T * k."""
+    """(E,) int64: tokens of all ranks sent to each expert; in one process they sum to T * k."""
 
 
 def top_k_lowest_id(scores_TE: Tensor, k: int) -> Tensor:

@@ -46,12 +46,17 @@ def set_random_state(state: State, seed: int, parallel: Parallel) -> None:
     """Restore this process's generators, or seed them where the state has none for it."""
     own = state.get(f"rng{parallel.rank}")
     if own is None:
-        words = f"{seed} {state['step']} {parallel.rank} of {parallel.world}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
+        seed_anew(seed, state["step"], parallel)
         return
     torch.set_rng_state(own["cpu"])
     if "cuda" in own:
         torch.cuda.set_rng_state(own["cuda"], parallel.device)
+
+
+def seed_anew(seed: int, step: int, parallel: Parallel) -> None:
+    """Seed this process's generators, for no other rank, step or number of processes alike."""
+    words = f"{seed} {step} {parallel.rank} of {parallel.world}"
+    torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
 
 
 def empty_state(model: nn.Module, parallel: Parallel, values: State) -> State:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from mx_trainer.config import ParallelConfig
 from mx_trainer.model import GPT
+from mx_trainer.moe import MoE
 from mx_trainer.parallel import Parallel, is_fsdp_sharded
 
 
@@ -37,21 +38,19 @@ def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
     for router in model.routers():
         router.parallel = parallel
     whole_here: set[nn.Parameter] = set()  # FSDP leaves them alone
-    for block in model.blocks:
-        if parallel.ep == 1:
-            continue
-        assert isinstance(block.moe.experts, MXExperts)
-        block.moe.experts = ParallelExperts(
-            block.moe.experts,
+    for moe in _moes(model) if parallel.ep > 1 else ():
+        assert isinstance(moe.experts, MXExperts)
+        moe.experts = ParallelExperts(
+            moe.experts,
             experts["ep"],
             quantized=cfg.dispatch == "mxfp8",
             padded=cfg.padded_dispatch,
             capacity=cfg.capacity,
         )
         if cfg.fsdp and experts["dp"].size() > 1:
-            fully_shard(block.moe.experts, mesh=experts["dp"])
+            fully_shard(moe.experts, mesh=experts["dp"])
         else:
-            whole_here.update(block.moe.experts.parameters())
+            whole_here.update(moe.experts.parameters())
     if cfg.fsdp:
         for module in (*model.blocks, model):
             fully_shard(module, mesh=world, ignored_params=whole_here)
@@ -69,8 +68,25 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield name, local, is_fsdp_sharded(p.grad)
 
 
+def _moes(model: nn.Module) -> list[MoE]:
+    return [m for m in model.modules() if isinstance(m, MoE)]
+
+
 def _is_expert(name: str) -> bool:
     return ".experts." in name
+
+
+def dropped_rows(model: GPT, parallel: Parallel) -> dict[str, int]:
+    """{"dropped_rows": rows that found no place since the last call, in all layers and ranks}; {} where none can."""
+    from mx_trainer.expert_parallel import ParallelExperts
+
+    limited = [m for m in model.modules() if isinstance(m, ParallelExperts) and m.capacity]
+    if not limited:
+        return {}
+    total = parallel.sum_(torch.stack([experts.dropped for experts in limited]).sum())
+    for experts in limited:
+        experts.dropped.zero_()
+    return {"dropped_rows": int(total)}
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mx_trainer import run_state
@@ -27,7 +28,7 @@ from mx_trainer.optim import lr_at, make_optimizer, set_lr
 from mx_trainer.parallel import Parallel, init_parallel
 from mx_trainer.precision import resolve_precision
 from mx_trainer.progress import Progress
-from mx_trainer.sharding import clip_gradients, distribute, reduce_gradients
+from mx_trainer.sharding import clip_gradients, distribute, dropped_rows, reduce_gradients
 
 SCALARS = ("train_loss", "aux_loss", "z_loss", "grad_norm")
 """What `Trainer.train_step` returns, and metrics.jsonl holds as means since the last record."""
@@ -88,6 +89,8 @@ class Trainer:
                 block.forward = torch.compile(block.forward)  # inside FSDP's hooks
         self.optimizer = make_optimizer(self.model, cfg.optim)
         self.model.prepare_weights(self.optimizer)
+        if self.parallel.rank:  # ranks share the initial weights, not dropout's masks
+            run_state.seed_anew(cfg.seed, 0, self.parallel)
         self.sampler = BlockSampler(
             corpus.train, cfg.model.block, cfg.seed, rank=self.parallel.rank, world=self.parallel.world
         )
@@ -100,8 +103,8 @@ class Trainer:
         """One optimiser step over `accumulate` batches.
 
         Returns:
-            scalars (4,) fp32 as `SCALARS` names them, and the tokens (layers, E) int64 of each expert. They stay on
-            the device: nothing here waits for a GPU.
+            scalars (4,) fp32 as `SCALARS` names them, the losses being those of this rank's tokens, and the tokens
+            (layers, E) int64 of each expert, of all ranks. They stay on the device: nothing here waits for a GPU.
         """
         cfg, parts = self.cfg, []
         self.model.train()
@@ -109,7 +112,10 @@ class Trainer:
             tokens, targets = self.sampler.next_batch(self.batch, self.device)
             out = self.model(tokens, targets)
             loss = out.loss + cfg.router.aux_loss * out.aux_loss + cfg.router.z_loss * out.z_loss
-            (loss / (cfg.optim.accumulate * self.parallel.world)).backward()  # gradients add up over the ranks
+            share = loss / (
+                cfg.optim.accumulate * self.parallel.world
+            )  # gradients add up, over the ranks too
+            share.backward()
             parts.append(torch.stack([out.loss, out.aux_loss, out.z_loss]).detach())
         reduce_gradients(self.model, self.parallel)
         grad_norm = clip_gradients(self.model, self.parallel, cfg.optim.clip or math.inf)
@@ -125,14 +131,21 @@ class Trainer:
         """Cross entropy over up to `tokens` validation tokens, the same ones each time."""
         block, batch, parallel = self.cfg.model.block, self.batch, self.parallel
         starts = val_starts(len(self.corpus.val), block, tokens)
-        mine = starts[parallel.rank :: parallel.world]
-        passes = -(-len(starts) // (batch * parallel.world))  # on every rank: a pass may need all of them
+        # A block for each rank and round. In the last, those that have none compute one that does not count, since a
+        # forward pass may need all ranks, each with as many tokens.
+        rounds = [starts[i : i + parallel.world] for i in range(0, len(starts), parallel.world)]
         self.model.eval()
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
-        for i in range(0, passes * batch, batch):
-            chunk = mine[i : i + batch]
-            x, y = stack_blocks(self.corpus.val, chunk or starts[:1], block, self.device)
-            nats += self.model(x, y).loss.double() * (len(chunk) * block)
+        for i in range(0, len(rounds), batch):
+            mine = [r[parallel.rank] for r in rounds[i : i + batch] if parallel.rank < len(r)]
+            idle = len(rounds[i : i + batch]) - len(mine)
+            x, y = stack_blocks(self.corpus.val, mine + starts[:idle], block, self.device)
+            out = self.model(x, y)
+            if idle:
+                logits, y = out.logits[: len(mine)], y[: len(mine)]
+                nats += F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").double()
+            else:
+                nats += out.loss.double() * y.numel()
         parallel.sum_(nats)
         self.model.train()
         size = self.corpus.bytes_of(np.concatenate([self.corpus.val[s + 1 : s + 1 + block] for s in starts]))
@@ -183,7 +196,7 @@ class Trainer:
 
     def _log(self, log: RunLog | NoLog, window: list[tuple[Tensor, Tensor]], progress: Progress) -> None:
         with self.timer:  # reading the loss waits for the GPU: part of the step
-            means = torch.stack([scalars for scalars, _ in window]).mean(0).tolist()
+            means = self._scalars(window).mean(0).tolist()
         values = dict(zip(SCALARS, means, strict=True))
         rate = self.timer.take()
         lr = self.optimizer.param_groups[0]["lr"]
@@ -194,12 +207,17 @@ class Trainer:
             tokens=self.step * self.cfg.tokens_per_step,
             tokens_per_s=rate,
             expert_tokens=torch.stack([tokens_LE for _, tokens_LE in window]).sum(0).tolist(),
+            **dropped_rows(self.model, self.parallel),
         )
         progress.stepped(self.step, values["train_loss"], rate)
 
+    def _scalars(self, window: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """(steps, 4): `SCALARS` of the steps in the window, of all ranks."""
+        return self.parallel.sum_(torch.stack([scalars for scalars, _ in window])) / self.parallel.world
+
     def _refuse_nan(self, window: list[tuple[Tensor, Tensor]]) -> None:
         """Stop (FloatingPointError) when a loss or gradient norm since the last record is not finite."""
-        rows = torch.stack([scalars for scalars, _ in window]).tolist() if window else []
+        rows = self._scalars(window).tolist() if window else []
         for row in rows:
             if not all(map(math.isfinite, row)):
                 values = ", ".join(f"{name} {value:.4g}" for name, value in zip(SCALARS, row, strict=True))
