@@ -115,6 +115,7 @@ def gpu(
     trace: Any = None,
     max_instructions: int | None = None,
     tmem_fences: bool = False,
+    global_races: bool = False,
 ) -> GPU:
     """An emulated GPU to enter.
 
@@ -128,9 +129,13 @@ def gpu(
     max_instructions: give up after that many warp instructions.
     tmem_fences: every synchronisation that orders accesses to tensor memory must have its tcgen05.fence. Without it a release
         and an acquire do, as the PTX ISA has it and CUTLASS relies on; relaxed ones need the fences in either case.
+    global_races: report accesses of different clusters to the same global memory that nothing orders (slower).
     """
     return GPU(
-        arch, Machine(sms, schedule, seed, checks, uninitialized, trace, max_instructions, tmem_fences)
+        arch,
+        Machine(
+            sms, schedule, seed, checks, uninitialized, trace, max_instructions, tmem_fences, global_races
+        ),
     )
 
 

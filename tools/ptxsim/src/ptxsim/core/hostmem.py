@@ -98,6 +98,14 @@ class GlobalMemory:
         self.spans = spans
 
     def check(self, low: int, high: int, what: str, W: Warp, line: int) -> None:
+        """An access of [low, high): a fault if it is outside."""
+        self._inside(low, high, what, W, line)
+
+    def check_box(self, part: Any, element: int, what: str, W: Warp, line: int) -> None:
+        """The part of a TMA box (`tma.Part`)."""
+        self._inside(part.address, part.end, what, W, line)
+
+    def _inside(self, low: int, high: int, what: str, W: Warp, line: int) -> None:
         if self.buffers is None:
             if low < _FIRST or not MAPPINGS.contains(low, high):
                 raise Fault(f"global {what} at unmapped address [{low:#x}, {high:#x}): {_who(W, line)}")
@@ -128,7 +136,7 @@ class GlobalMemory:
         """All lanes: their span first, each address if that fails."""
         low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses)) + size
         try:
-            self.check(low, high, what, W, line)
+            self._inside(low, high, what, W, line)
         except Fault:
             for a in addresses:
-                self.check(int(a), int(a) + size, what, W, line)
+                self._inside(int(a), int(a) + size, what, W, line)

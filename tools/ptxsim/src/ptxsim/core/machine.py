@@ -12,6 +12,7 @@ from ..errors import Deadlock, Fault
 from .barriers import complete_cluster_barrier
 from .blas import single_thread
 from .engine import Engine
+from .global_races import WatchedMemory
 from .hostmem import GlobalMemory
 from .state import CTA, Cluster, Group, Wait, Warp
 from .values import LANES, M32, count_lanes, count_true, mask_bits
@@ -62,10 +63,11 @@ class Machine:
         trace: Any = None,
         max_instructions: int | None = None,
         tmem_fences: bool = False,
+        global_races: bool = False,
     ):
         single_thread()
         self.sms, self.checks, self.uninitialized = sms, checks, uninitialized
-        self.tmem_fences = tmem_fences
+        self.tmem_fences, self.global_races = tmem_fences, global_races
         self.rng = np.random.default_rng(seed)
         self.engine = Engine(schedule, self.rng)
         self.trace = trace
@@ -78,7 +80,7 @@ class Machine:
         self.param_bytes = b""
         self.program: Program | None = None
         self.waiting: list[tuple[int, int, int]] = []
-        self.cluster_shape = (1, 1, 1)
+        self.cluster_shape = self.cluster_grid = (1, 1, 1)
         self._stalls = 0
         self._slice = _TICKS if schedule == "timed" else _SLICE
 
@@ -132,6 +134,16 @@ class Machine:
                 self.trace.end(self)
         return record
 
+    def cluster_number(self, index: tuple[int, int, int]) -> int:
+        """Of a cluster in the grid."""
+        nx, ny, _ = self.cluster_grid
+        return index[0] + nx * (index[1] + ny * index[2])
+
+    def cluster_index(self, number: int) -> tuple[int, int, int]:
+        """The inverse of `cluster_number`."""
+        nx, ny, _ = self.cluster_grid
+        return number % nx, number // nx % ny, number // nx // ny
+
     def take_cluster(self) -> tuple[int, int, int] | None:
         """A cluster that has not started, for try_cancel."""
         return self.waiting.pop() if self.waiting else None
@@ -143,6 +155,9 @@ class Machine:
         if gx % cx or gy % cy or gz % cz:
             raise Fault(f"grid {config.grid} is not a multiple of the cluster {shape}")
         self._check_limits(program, config)
+        self.cluster_grid = (gx // cx, gy // cy, gz // cz)
+        if self.global_races:
+            self.memory = WatchedMemory(self.memory.buffers, int(np.prod(self.cluster_grid)))
         self.waiting = [
             (x, y, z) for z in range(gz // cz) for y in range(gy // cy) for x in range(gx // cx)
         ]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import Fault
+from ..errors import Fault, Race
 from ..parser import WIDTH
 from . import floats, integers
 from .hostmem import MEMORY, element
@@ -110,6 +110,18 @@ def _expand(v: Array, m: Array) -> Array:
     return out
 
 
+def _same_place(W: Warp, what: str, line: int) -> None:
+    raise Race(f"race between lanes: one {what} writes different values to the same place; {who(W, line)}")
+
+
+def _uniform(v: Array, m: Mask, ones: int, W: Warp, what: str, line: int) -> int:
+    """What is stored where every lane writes to one address: they must agree."""
+    active = (v if m is None else v[m]) & U64(ones)
+    if W.machine.checks and count_true(active != active[0]):
+        _same_place(W, what, line)
+    return int(active[-1])
+
+
 def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line: int) -> None:
     n = len(values)
     size, ones = nb * n, (1 << 8 * nb) - 1
@@ -120,9 +132,7 @@ def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
             cta.shadow.write(W.current(), 0, slice(o, o + size), size, W.actor, W.touch(line), line, W.name)
         view, i = cta.views[nb], o // nb
         for k, v in enumerate(values):
-            if type(v) is Array:  # every lane writes the same place: the last one is kept
-                v = int(v[31] if m is None else v[m][-1])
-            view[i + k] = v & ones
+            view[i + k] = _uniform(v, m, ones, W, "shared store", line) if type(v) is Array else v & ones
         return
     active = a if m is None else a[m]
     if not len(active):
@@ -138,11 +148,17 @@ def store_shared(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
             words = np.empty((len(offsets), n), f"<u{nb}")
             for k, v in enumerate(lanes_of):
                 words[:, k] = v[at]
-            cta.chunks[offsets >> 4] = words.view(np.uint8)
+            rows, data = offsets >> 4, words.view(np.uint8)
+            cta.chunks[rows] = data
+            if W.machine.checks and count_true(cta.chunks.take(rows, axis=0) != data):
+                _same_place(W, "shared store", line)
             continue
         base, view = offsets // nb, cta.views[nb]
         for k, v in enumerate(lanes_of):
-            view[base + k] = v[at]  # the low bytes
+            word = v[at].astype(view.dtype)
+            view[base + k] = word
+            if W.machine.checks and count_true(view.take(base + k) != word):
+                _same_place(W, "shared store", line)
 
 
 def load_global(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[Value]:
@@ -175,9 +191,7 @@ def store_global(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
         memory.check(a, a + size, "store", W, line)
         i = element(a, nb)
         for k, v in enumerate(values):
-            if type(v) is Array:
-                v = int(v[31] if m is None else v[m][-1])
-            words[i + k] = v & ones
+            words[i + k] = _uniform(v, m, ones, W, "global store", line) if type(v) is Array else v & ones
         return
     active = a if m is None else a[m]
     if not len(active):
@@ -188,7 +202,10 @@ def store_global(W: Warp, a: Value, nb: int, values: list[Value], m: Mask, line:
     i = element(active, nb).astype(np.int64)
     for k, v in enumerate(values):
         v = spread(v)
-        words[i + k] = (v if m is None else v[m]) & U64(ones)
+        word = (v if m is None else v[m]) & U64(ones)
+        words[i + k] = word
+        if W.machine.checks and count_true(words[i + k] != word):
+            _same_place(W, "global store", line)
 
 
 def load_param(W: Warp, a: Value, nb: int, n: int, m: Mask, line: int) -> list[Value]:

@@ -28,6 +28,7 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 class Cluster:
     def __init__(self, machine: Machine, index: tuple[int, int, int]):
         self.machine, self.index = machine, index
+        self.number = machine.cluster_number(index)
         self.ctas: list[CTA] = []
         self.order = Order(machine.describe_line)
         self.arrived: dict[Warp, Any] = {}
@@ -169,6 +170,8 @@ class Warp:
         self.pending_registers: dict[int, str] = {}
         self.loading: dict[int, Op] = {}
         """Registers that a tcgen05.ld will write."""
+        self.strong = False
+        """The global access that follows is relaxed, acquire, release or volatile (`global_races`)."""
         self.loads_used = 0
         """Clock value at which the last of them was read."""
         self.cluster_generation = 0

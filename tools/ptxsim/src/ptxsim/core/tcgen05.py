@@ -66,7 +66,11 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
 
     # What was committed is complete; when its arrival is seen, the ISA does not order against that of later commits.
     engine = W.machine.engine
-    engine.issue(lambda: engine.issue(arrive, line, None, "mma"), line, stream.pipe)
+
+    def complete() -> None:
+        engine.issue(arrive, line, None, "mma")
+
+    engine.issue(complete, line, stream.pipe)
     W.machine.count("commit", 1)
 
 

@@ -154,7 +154,7 @@ def _start_load(
     parts = [_clip(t, box) for box in boxes]
     for part in parts:
         if part is not None:
-            W.machine.memory.check(part.address, part.end, "TMA load", W, line)
+            W.machine.memory.check_box(part, t.element, "TMA load", W, line)
     landing = Landing(W, targets, _region(t, rows), t.inner_bytes * rows, line, "TMA load")
     machine = W.machine
     machine.count("tma_load", 1)
@@ -212,7 +212,7 @@ def tma_store(
         for box in boxes:
             clipped = _clip(t, box)
             if clipped is not None:
-                W.machine.memory.check(clipped.address, clipped.end, what, W, line)
+                W.machine.memory.check_box(clipped, t.element, what, W, line)
         cta, offset = shared_location(W, lane(src, i))
         index = _region(t, rows)(cta, offset)
         W.machine.count("tma_store", 1)

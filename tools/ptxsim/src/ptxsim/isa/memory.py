@@ -66,7 +66,12 @@ def ld(e: Emitter, ins: Instruction, mods: Modifiers) -> bool | None:
         raise refuse(ins, "128-bit scalar load is not modelled")
     if len(results) != n:
         raise refuse(ins, f"{n} results expected")
+    strong = semantics != "weak" and where in ("global", "generic")
+    if strong:
+        e.emit("W.strong = True")
     values = e.temp(f"load_{where}(W, {e.addr(address)}, {width // 8}, {n}, {e.mask}, {ins.site})")
+    if strong:
+        e.emit("W.strong = False")
     for i, dst in enumerate(results):
         if dst == "_":
             continue
@@ -105,7 +110,12 @@ def st(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if semantics in ("release", "volatile"):
         e.emit(f"release_location(W, {where!r}, {e.addr(address)}, {e.mask})")
     listed = ", ".join(e.val(v, width) for v in values)
+    strong = semantics != "weak" and where in ("global", "generic")
+    if strong:
+        e.emit("W.strong = True")
     e.emit(f"store_{where}(W, {e.addr(address)}, {width // 8}, [{listed}], {e.mask}, {ins.site})")
+    if strong:
+        e.emit("W.strong = False")
 
 
 def _st_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
