@@ -56,7 +56,7 @@ def test_read_then_overwrite():
 
 
 def test_two_writers():
-    expect("st.shared.u32 [smem], tx;", "write by .*write by", block=64)
+    expect("shr.u32 t0, tx, 5; st.shared.u32 [smem], t0;", "write by .*write by", block=64)
 
 
 def test_neighbouring_bytes_do_not_race():
