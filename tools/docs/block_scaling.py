@@ -64,8 +64,8 @@ def blocks(folder: Path) -> None:
     mx = quantize(x, MXFP8_E4M3)
     scales = e8m0_to_float(mx.scale)[0]
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 5.4), sharex=True, layout="constrained")
-    at = torch.arange(4 * BLOCK)
-    top.bar(at, x[0].abs(), color=BLUE, width=0.8)
+    at = range(4 * BLOCK)
+    top.bar(at, x[0].abs().tolist(), color=BLUE, width=0.8)
     for b, scale in enumerate(scales.tolist()):
         top.hlines(scale * 448, b * BLOCK - 0.5, (b + 1) * BLOCK - 0.5, color=ORANGE, linewidth=2)
         label = f"scale byte {int(mx.scale[0, b])}: 2^{int(mx.scale[0, b]) - 127}"
@@ -77,7 +77,7 @@ def blocks(folder: Path) -> None:
         (dequantize(mx), BLUE, "a scale for every 32"),
     ):
         error = ((restored - x).abs() / x.abs())[0]
-        bottom.plot(at, error.clamp(min=1e-4), ".", color=color, label=label, markersize=5)
+        bottom.plot(at, error.clamp(min=1e-4).tolist(), ".", color=color, label=label, markersize=5)
     bottom.set(yscale="log", ylim=(1e-4, 2))
     bottom.axhline(2**-4, color="#444", linewidth=0.7, linestyle="--")
     bottom.legend(frameon=False, fontsize=8, loc="lower right")
@@ -94,8 +94,8 @@ def rules(folder: Path) -> None:
     figure, panels = plt.subplots(1, 4, figsize=(11, 2.9), sharey=True, layout="constrained")
     for axes, rule in zip(panels, ScaleRounding, strict=True):
         code = amax / e8m0_to_float(amax_to_e8m0(amax, MXFP8_E4M3, rule))
-        axes.fill_between(amax, 448, code.clamp(min=448), color=RED, alpha=0.35, linewidth=0)
-        axes.plot(amax, code, color=BLUE, linewidth=1.5)
+        axes.fill_between(amax.numpy(), 448, code.clamp(min=448).numpy(), color=RED, alpha=0.35, linewidth=0)
+        axes.plot(amax.numpy(), code.numpy(), color=BLUE, linewidth=1.5)
         axes.axhline(448, color="#444", linewidth=0.8, linestyle="--")
         axes.set(ylim=(100, 530), xlim=(1, 4))
         saturated = (code > 448).float().mean().item()
@@ -185,7 +185,7 @@ def orientations(folder: Path) -> None:
         axes.set(xlim=(0, 64), ylim=(64, 0), aspect="equal", xticks=(0, 32, 64), yticks=(0, 32, 64))
         tidy(axes, title, "K", "M")
     offsets = torch.tensor([[blocked_offset(r, c, 4) for c in range(4)] for r in range(128)])
-    picture = tile.imshow(offsets, aspect="auto", cmap="viridis", interpolation="nearest")
+    picture = tile.imshow(offsets.numpy(), aspect="auto", cmap="viridis", interpolation="nearest")
     for r in (0, 32, 64, 96):
         first, last = (f"{offsets[row, 0]} to {offsets[row, 3]}" for row in (r, r + 31))
         text = f"row {r}: bytes {first}, row {r + 31}: {last}"
