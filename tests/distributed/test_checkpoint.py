@@ -1,6 +1,7 @@
 """Checkpoints that one number of processes writes and another reads: the same bits, and the same run."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ import pytest
 import torch
 from mx_trainer.checkpoint import find_checkpoint
 from mx_trainer.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
+from mx_trainer.errors import CheckpointError
+from mx_trainer.metrics import read_metrics
 from support.checkpoints import differences, whole_state
 
 from .ranks import run_ranks
+from .torchrun import SMALL, torchrun
 
-STEPS = 3
+STEPS = 2
 """Steps before the checkpoint, and again after it."""
 
 
@@ -33,13 +37,17 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> Config:
     )
 
 
-def go_on(cfg: Config, run_dir: Path, resume: bool) -> list[float]:
-    """Load a checkpoint if there is to be one, train `STEPS` steps and save; the losses."""
+def make_trainer(cfg: Config) -> Any:
     from mx_trainer.data import load_corpus
     from mx_trainer.trainer import Trainer, resolve_vocab
 
     corpus = load_corpus(cfg.data)
-    trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+    return Trainer(resolve_vocab(cfg, corpus), corpus)
+
+
+def go_on(cfg: Config, run_dir: Path, resume: bool) -> list[float]:
+    """Load a checkpoint if there is to be one, train `STEPS` steps and save; the losses."""
+    trainer = make_trainer(cfg)
     if resume:
         trainer.resume(find_checkpoint(run_dir))
     losses = [trainer.train_step()[0][0].item() for _ in range(STEPS)]
@@ -49,11 +57,7 @@ def go_on(cfg: Config, run_dir: Path, resume: bool) -> list[float]:
 
 def rewrite(cfg: Config, source: Path, target: Path) -> None:
     """Load and save again: nothing but the sharding may change."""
-    from mx_trainer.data import load_corpus
-    from mx_trainer.trainer import Trainer, resolve_vocab
-
-    corpus = load_corpus(cfg.data)
-    trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+    trainer = make_trainer(cfg)
     trainer.resume(find_checkpoint(source))
     trainer.save(target)
 
@@ -93,5 +97,108 @@ def test_other_numbers_of_processes(cfg, straight, tmp_path, writers, written, r
     assert bits(before).keys() == bits(copy).keys()
     assert not differences(bits(before), bits(copy))
     second = run_ranks(readers, go_on, there, tmp_path / "run", True)
-    losses = torch.cat([torch.tensor(ranks).mean(0) for ranks in (first, second)])  # every rank has its own tokens'
+    losses = torch.cat(
+        [torch.tensor(ranks).mean(0) for ranks in (first, second)]
+    )  # every rank has its own tokens'
     torch.testing.assert_close(losses, torch.tensor(straight[0]), rtol=1e-5, atol=0)
+
+
+def with_dropout(cfg: Config) -> Config:
+    return replace(cfg, model=replace(cfg.model, dropout=0.2))
+
+
+def test_generators(cfg, tmp_path):
+    """Dropout draws from every rank's own generator: two processes go on bit for bit, four draw anew."""
+    cfg = with_dropout(cfg)
+    both = run_ranks(2, go_on_twice, cfg, tmp_path / "straight")
+    assert both[0] != both[1]
+    run_ranks(2, go_on, cfg, tmp_path / "r", False)
+    four = run_ranks(4, first_draws, cfg, tmp_path / "r")
+    assert len({first for first, _ in four}) == 4
+    assert all(first == second for first, second in four)
+    again = run_ranks(2, go_on, cfg, tmp_path / "r", True)
+    assert [losses[STEPS:] for losses in both] == again
+    want, got = (whole_state(find_checkpoint(tmp_path / name)) for name in ("straight", "r"))
+    assert want.keys() == got.keys()
+    assert not differences(want, got)
+
+
+def go_on_twice(cfg: Config, run_dir: Path) -> list[float]:
+    trainer = make_trainer(cfg)
+    losses = [trainer.train_step()[0][0].item() for _ in range(2 * STEPS)]
+    trainer.save(run_dir)
+    return losses
+
+
+def first_draws(cfg: Config, run_dir: Path) -> list[float]:
+    """Of two resumes."""
+    trainer, draws = make_trainer(cfg), []
+    for _ in range(2):
+        trainer.resume(find_checkpoint(run_dir))
+        draws.append(torch.rand(()).item())
+    return draws
+
+
+# --- what goes wrong on one rank --------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_write_or_read(cfg, tmp_path):
+    run_ranks(2, go_on, cfg, tmp_path, False)
+    before = whole_state(find_checkpoint(tmp_path))
+    for message in run_ranks(2, full_disk, cfg, tmp_path):
+        assert re.search(r"step-0+3.tmp: rank 1: OSError: .*No space left", message)
+    assert find_checkpoint(tmp_path).name == "step-00000002"
+    assert not differences(before, whole_state(find_checkpoint(tmp_path)))
+    for message in run_ranks(2, flipped_bit, cfg, tmp_path):
+        assert re.search(
+            r"rank \d: .*damaged checkpoint \(__1_0.distcp does not match its SHA-256\)", message
+        )
+
+
+def full_disk(cfg: Config, run_dir: Path) -> str:
+    import torch.distributed.checkpoint as dcp
+
+    def write_data(*_):
+        raise OSError(28, "No space left on device")
+
+    trainer = make_trainer(cfg)
+    trainer.resume(find_checkpoint(run_dir))
+    trainer.train_step()
+    if trainer.parallel.rank == 1:
+        dcp.FileSystemWriter.write_data = write_data
+    with pytest.raises(CheckpointError) as error:
+        trainer.save(run_dir)
+    return str(error.value)
+
+
+def flipped_bit(cfg: Config, run_dir: Path) -> str:
+    trainer = make_trainer(cfg)
+    shard = find_checkpoint(run_dir) / "__1_0.distcp"
+    if trainer.parallel.is_main:
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    trainer.parallel.barrier()
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    with pytest.raises(CheckpointError) as error:
+        trainer.resume(find_checkpoint(run_dir))
+    assert all(map(torch.equal, trainer.model.parameters(), weights))
+    return str(error.value)
+
+
+def test_the_command_line(cfg, tmp_path):
+    """Saved by two processes that share the experts, loaded by one."""
+    args = [
+        *SMALL,
+        f"--data={cfg.data.data}",
+        "--val-fraction=0.1",
+        f"--out={tmp_path}",
+        "--name=r",
+        "--ep=2",
+    ]
+    assert torchrun(2, [*args, "--steps=3"], [], tmp_path / "logs2").error == ""
+    assert (
+        torchrun(1, [f"--resume={tmp_path / 'r'}", "--ep=1", "--steps=5"], [], tmp_path / "logs1").error == ""
+    )
+    records = read_metrics(tmp_path / "r")
+    assert [r["step"] for r in records if "train_loss" in r] == [1, 2, 3, 4, 5]

@@ -83,7 +83,7 @@ def test_a_rank_that_hangs(args, tmp_path):
     assert find_checkpoint(tmp_path / "r").name == "step-00000002"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped(args, tmp_path, rank):
     fault = Fault(rank, "stop", step=3)
     outcome = torchrun(2, [*args, f"--out={tmp_path}", "--name=r"], [fault], tmp_path / "logs")

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -126,7 +127,8 @@ def _fail(fault: Fault) -> None:
     print(f"fault at {time.time()}", flush=True)
     if fault.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif fault.kind == "stop":
+    elif fault.kind == "stop":  # for good, but not for the half minute after which torchrun loses patience
+        subprocess.Popen(["sh", "-c", f"sleep 14; kill -9 {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.kind == "sleep":
         time.sleep(600)
