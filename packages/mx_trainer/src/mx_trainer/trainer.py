@@ -91,8 +91,6 @@ class Trainer:
         self.model.prepare_weights(self.optimizer)
         if self.parallel.rank:  # ranks share the initial weights, not dropout's masks
             run_state.seed_anew(cfg.seed, 0, self.parallel)
-        if self.parallel.rank:  # ranks share the initial weights, not dropout's masks
-            run_state.seed_anew(cfg.seed, 0, self.parallel)
         self.sampler = BlockSampler(
             corpus.train, cfg.model.block, cfg.seed, rank=self.parallel.rank, world=self.parallel.world
         )
