@@ -12,7 +12,7 @@ import tempfile
 
 import ptxsim
 import torch
-from machine_code import BARRIER, SCALE_COPY, MachineCode, machine_code
+from machine_code import BARRIER, SCALE_COPY, machine_code
 
 TILES = ((128, 128, 1, 1), (128, 256, 1, 1), (256, 128, 2, 1), (256, 256, 2, 1))  # and CTAs of the cluster
 ROWS, COLUMNS, DEPTH = 512, 256, 512
@@ -22,17 +22,17 @@ E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 class Compiled(Exception):
     """Thrown once a kernel is there: nothing is run."""
 
-    def __init__(self, cubin: bytes):
+    def __init__(self, kernel, cubin: bytes):
         super().__init__("compiled")
-        self.cubin = cubin
+        self.kernel, self.cubin = kernel, cubin
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.uint8).view(dtype)
 
 
-def public_kernel(gemm, tile: tuple[int, int, int, int], groups: int) -> MachineCode:
-    """QuACK's kernel for this tile; `groups` 0: dense."""
+def public_kernel(gemm, tile: tuple[int, int, int, int], groups: int):
+    """QuACK's kernel for this tile (its object and machine code); `groups` 0: dense."""
     batch = () if groups else (1,)
     a = zeros(*batch, ROWS, DEPTH, dtype=E4M3)
     b = zeros(groups or 1, COLUMNS, DEPTH, dtype=E4M3)
@@ -49,7 +49,7 @@ def public_kernel(gemm, tile: tuple[int, int, int, int], groups: int) -> Machine
         with ptxsim.gpu("sm_100a"):
             gemm(a, b, d, None, None, *tile, **arguments)
     except Compiled as compiled:
-        return machine_code(compiled.cubin)
+        return compiled.kernel, machine_code(compiled.cubin)
     raise RuntimeError("the package did not compile its kernel")
 
 
@@ -64,7 +64,7 @@ def main() -> None:
 
         def keep(*args, options: str = "", **kwargs):
             done = compile_(*args, options=f"{options} --keep-cubin --dump-dir {folder}", **kwargs)
-            raise Compiled(done.__cubin__)
+            raise Compiled(args[0], done.__cubin__)
 
         cute.compile = keep
         names = (
@@ -77,12 +77,12 @@ def main() -> None:
             "main loop",
             "MMA",
             SCALE_COPY,
-            "UTMALDG",
         )
+        names += ("UTMALDG", "stages", "smem, bytes", "accumulators", "TMEM columns allocated")
         print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
         for groups in (0, 2):
             for tile in TILES:
-                code = public_kernel(gemm, tile, groups)
+                kernel, code = public_kernel(gemm, tile, groups)
                 row = (
                     f"{tile[0]}x{tile[1]} cluster {tile[2]}x{tile[3]}",
                     "along M" if groups else "dense",
@@ -94,6 +94,10 @@ def main() -> None:
                     code.mma,
                     code.loop[SCALE_COPY],
                     code.opcodes["UTMALDG"],
+                    kernel.ab_stage,
+                    kernel.shared_storage.size_in_bytes(),
+                    "2, sharing columns" if kernel.overlap_accum_sf else kernel.num_acc_stage,
+                    kernel.num_tmem_alloc_cols,
                 )
                 print(f"| {' | '.join(map(str, row))} |", flush=True)
 

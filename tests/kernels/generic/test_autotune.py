@@ -135,7 +135,7 @@ def test_estimate_orders_what_is_measured():
     assert config.choose_tile(*arguments) in tiles
     assert TileConfig(256, 256, 2, 2) in tiles
     assert TileConfig(128, 64, 1) not in tiles
-    assert 2 <= len(tiles) <= len(config.TILES) + len(config.CLUSTERS)
+    assert 2 <= len(tiles) <= len(config.TILES) + len(config.VARIANTS)
     clocks = [config.estimated_clocks(tile, *arguments) for tile in tiles]
     assert clocks == sorted(clocks)
     assert config.candidates("fprop", "mxfp8_e4m3", 128, 1, 64, 64, 1)[0].cluster_size == 1

@@ -8,7 +8,7 @@ from kernels.gemm_cases import Gemm
 MODES = ("fprop", "dgrad", "wgrad")
 SCHEDULES = ("early", "late", "random", "tma_late", "mma_late")
 
-#: One and two CTAs to a tile, every N, clusters with multicast along M, along N and both.
+#: One and two CTAs to a tile, every N, clusters with multicast along M, along N and both; the half slab.
 TILES = (
     TileConfig(128, 64, 1),
     TileConfig(128, 128, 1),
@@ -23,6 +23,7 @@ TILES = (
     TileConfig(256, 128, 2, 2),
     TileConfig(256, 256, 2, 2),
     TileConfig(256, 64, 4, 1),
+    TileConfig(256, 256, slab_bytes=64),
 )
 
 

@@ -31,6 +31,7 @@ KEY = GemmKey("fprop", E4M3, E4M3, "bf16", True, True, False, TileConfig())
         ({"tile": TileConfig(256, 128, 1)}, "cluster: expected a multiple of 2 x 1 CTAs"),
         ({"tile": TileConfig(256, 128, 2, 16)}, "cluster: .* at most 16, got 2 x 16"),
         ({"tile": TileConfig(128, 128, 3)}, "cluster: expected a power of two of CTAs, got 3 x 1"),
+        ({"tile": TileConfig(slab_bytes=32)}, "slab_bytes: expected 64 or 128, got 32"),
         ({"tile": TileConfig(supergroup=0)}, "supergroup: expected at least 1, got 0"),
     ],
     ids=str,
@@ -42,7 +43,7 @@ def test_impossible_kernels_are_refused(change, reason):
 
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 @pytest.mark.parametrize("format", [E4M3, "bf16"])
-@pytest.mark.parametrize("tile", config.TILES, ids=str)
+@pytest.mark.parametrize("tile", [*config.TILES, *config.VARIANTS], ids=str)
 def test_memory_fits(tile, format, out):
     key = GemmKey("wgrad", format, format, out, True, True, False, tile)
     memory = key.memory
@@ -58,7 +59,7 @@ def test_memory_fits(tile, format, out):
 
 
 def test_smaller_clusters_end_at_one_cta():
-    for tile in (*config.TILES, *config.CLUSTERS):
+    for tile in (*config.TILES, *config.VARIANTS):
         sizes = []
         while tile is not None:
             dataclasses.replace(KEY, tile=tile)  # possible

@@ -14,7 +14,6 @@ from torch import Tensor
 from mx_kernels.problem import GemmProblem, plain_format
 
 ALIGN_BYTES = 16  # the copy engine's unit: addresses and row pitches are multiples
-STORE_ROW_BYTES = 128  # the epilogue stores slabs that are one swizzle row wide
 ELEMENT_BYTES = {"bf16": 2, "mxfp8_e4m3": 1, "mxfp8_e5m2": 1}
 OUT_BYTES = {"bf16": 2, "fp32": 4}
 
@@ -88,11 +87,6 @@ class GemmVariant:
     @property
     def b_k_major(self) -> bool:
         return self.mode == "fprop"
-
-    @property
-    def store_n(self) -> int:
-        """Columns of the epilogue's slab."""
-        return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
 
     def why_impossible_variant(self) -> str | None:
         """The reason why no tile gives a kernel, or None."""

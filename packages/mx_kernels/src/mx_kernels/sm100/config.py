@@ -6,7 +6,7 @@ Nothing here imports the DSL, so a configuration is checked, and refused with it
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from mx_kernels.generic.gemm import ELEMENT_BYTES, STORE_ROW_BYTES, GemmVariant
+from mx_kernels.generic.gemm import ELEMENT_BYTES, OUT_BYTES, GemmVariant
 
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_100
 TMEM_COLUMNS = 512  # 128 lanes x 512 columns of 32 bits
@@ -31,9 +31,13 @@ class TileConfig:
     cluster_m: int = 2
     cluster_n: int = 1
     supergroup: int = 8  # tiles of N walked before the next step along M: keeps the output in flight square
+    slab_bytes: int = (
+        128  # width of what the epilogue stores at a time: 64 makes room for a stage, at twice the stores
+    )
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}"
+        slab = "" if self.slab_bytes == 128 else f" slab {self.slab_bytes}"
+        return f"{self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}{slab}"
 
     @property
     def pair(self) -> int:
@@ -75,6 +79,11 @@ class GemmKey(GemmVariant):
     def tile_k(self) -> int:
         return K_TILE_BYTES // ELEMENT_BYTES[self.a_format]
 
+    @property
+    def store_n(self) -> int:
+        """Columns of the epilogue's slab."""
+        return self.tile.slab_bytes // OUT_BYTES[self.out_dtype]
+
     @cached_property
     def memory(self) -> "MemoryPlan":
         return MemoryPlan.of(self)
@@ -90,6 +99,8 @@ class GemmKey(GemmVariant):
             return f"cluster: expected a multiple of {tile.pair} x 1 CTAs, at most 16, got {tile.cluster_m} x {tile.cluster_n}"
         if tile.cluster_size & (tile.cluster_size - 1):
             return f"cluster: expected a power of two of CTAs, got {tile.cluster_m} x {tile.cluster_n}"
+        if tile.slab_bytes not in (64, 128):
+            return f"slab_bytes: expected 64 or 128, got {tile.slab_bytes}"
         if tile.supergroup < 1:
             return f"supergroup: expected at least 1, got {tile.supergroup}"
         if self.memory.stages < 3:
@@ -129,7 +140,7 @@ class MemoryPlan:
         sfb_tiles = -(-tile.tile_n // 128) if key.scaled else 0
         scales = (1 + sfb_tiles) * SCALE_TILE if key.scaled else 0
         stage = (128 + tile.tile_n // tile.pair) * K_TILE_BYTES + scales
-        store = STORE_STAGES * 128 * STORE_ROW_BYTES
+        store = STORE_STAGES * 128 * tile.slab_bytes
         stages = (SMEM_BYTES - BARRIER_BYTES - store) // stage
         scale_columns = (1 + sfb_tiles) * SCALE_TILE_COLUMNS if key.scaled else 0
         free = TMEM_COLUMNS - scale_columns
@@ -153,14 +164,15 @@ TILES = tuple(
     for tile_m in (256, 128)
     for tile_n in (256, 192, 128, 64)
 )
-#: What only a measurement may choose: clusters beyond one pair save L2 traffic, but strand SMs where a GPC's SMs are no
-#: multiple of 4 CTAs.
-CLUSTERS = (
+#: What only a measurement may choose. Clusters beyond one pair save L2 traffic, but strand SMs where a GPC's SMs are no
+#: multiple of 4 CTAs; half slabs trade a stage more for twice the stores.
+VARIANTS = (
     TileConfig(256, 256, 2, 2),
     TileConfig(256, 256, 4, 1),
     TileConfig(256, 128, 2, 2),
     TileConfig(256, 128, 4, 1),
     TileConfig(128, 256, 2, 1),
+    *(replace(tile, slab_bytes=64) for tile in TILES if tile.tile_n % 128 == 0),
 )
 WORTH_MEASURING = 1.5  # times the smallest estimate
 L2_BYTES_PER_CLOCK = 56  # what one SM draws from L2 while all do (13-17 TB/s on 148 SMs)
@@ -205,7 +217,7 @@ def candidates(
     mode: str, a_format: str, rows: int, groups: int, n: int, k: int, sms: int
 ) -> tuple[TileConfig, ...]:
     """The tiles that are worth measuring, those with the smallest estimates first; arguments as `estimated_clocks`."""
-    fits = [tile for tile in (*TILES, *CLUSTERS) if tile.cluster_size <= sms]
+    fits = [tile for tile in (*TILES, *VARIANTS) if tile.cluster_size <= sms]
     clocks = {tile: estimated_clocks(tile, mode, a_format, rows, groups, n, k, sms) for tile in fits}
     limit = WORTH_MEASURING * min(clocks.values())
     return tuple(sorted((tile for tile in fits if clocks[tile] <= limit), key=clocks.__getitem__))

@@ -6,12 +6,13 @@ Nothing here imports the DSL, so a configuration is checked, and refused with it
 from dataclasses import dataclass
 from functools import cached_property
 
-from mx_kernels.generic.gemm import ELEMENT_BYTES, STORE_ROW_BYTES, GemmVariant
+from mx_kernels.generic.gemm import ELEMENT_BYTES, OUT_BYTES, GemmVariant
 
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_90
 TILE_K = 64  # one swizzle row of BF16
 CONSUMERS = 2  # warpgroups that multiply, each one half of the tile's rows
 MMA_ROWS = 64  # of one wgmma
+STORE_ROW_BYTES = 128  # the epilogue's slab is one swizzle row wide
 STORE_BUFFER_ROWS = 128  # of a consumer's slab buffers together
 SCALE_TILE = 512  # bytes of one 128 x 4 tile of scales
 BARRIER_BYTES = 1536  # mbarriers, tile descriptions
@@ -54,6 +55,11 @@ class GemmKey(GemmVariant):
     def fp8(self, operand: str) -> str:
         """Element type of operand "a" or "b" of a scaled GEMM, as PTX names it."""
         return (self.a_format if operand == "a" else self.b_format).removeprefix("mxfp8_")
+
+    @property
+    def store_n(self) -> int:
+        """Columns of the epilogue's slab."""
+        return STORE_ROW_BYTES // OUT_BYTES[self.out_dtype]
 
     @property
     def rows_per_consumer(self) -> int:
@@ -111,9 +117,11 @@ class GemmKey(GemmVariant):
         tile = self.tile
         if tile.tile_m not in (128, 256):
             return f"tile_m: expected 128 or 256, got {tile.tile_m}"
-        if tile.tile_n not in ((128,) if self.scaled else (64, 128, 256)):
+        if tile.tile_n not in ((128,) if self.scaled else (64, 128, 192, 256)):
             # With four warpgroups ptxas has 128 registers to place the operands of one wgmma in.
-            return f"tile_n: expected {'128' if self.scaled else '64, 128 or 256'}, got {tile.tile_n}"
+            return f"tile_n: expected {'128' if self.scaled else '64, 128, 192 or 256'}, got {tile.tile_n}"
+        if tile.tile_n == 192 and tile.cluster_m > 1:
+            return f"tile {tile}: 192 columns are not split into whole swizzle rows"
         if self.a_transposed and tile.tile_m != 256:
             return f"tile_m: wgrad of MXFP8 operands interleaves the rows of two wgmmas and needs 256, got {tile.tile_m}"
         if tile.tile_m * tile.tile_n > 256 * 128:
@@ -157,9 +165,9 @@ def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -
     if scaled:
         if mode != "wgrad" and few_rows:
             return TileConfig(128, 128)
-        return TileConfig(256, 128, cluster_n=2 if -(-columns // 128) % 2 == 0 else 1)
+        return TileConfig(256, 128)
     if mode == "wgrad":
         if few_rows:
-            return TileConfig(128, 128, cluster_m=2)
+            return TileConfig(128, 128, cluster_n=2)
         return TileConfig(128, 256, cluster_m=2) if columns % 256 == 0 else TileConfig(256, 128)
     return TileConfig(128, 256, cluster_m=1 if few_rows else 2)
