@@ -57,9 +57,8 @@ class Watch:
         rank, world = self._parallel.rank, self._parallel.world
         self._groups = _groups(self._parallel)
         shared = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(
-            "watch", shared.clone()
-        )  # a connection of its own: others may wait in theirs
+        # A connection of its own: the main thread may be waiting in the other.
+        self._store = dist.PrefixStore("watch", shared.clone())
         self._store.set_timeout(timedelta(seconds=self._cfg.heartbeat_timeout))
         self._store.set(f"who/{rank}", f"{socket.gethostname()} {os.getpid()}")
         self._beat(0)
@@ -81,8 +80,9 @@ class Watch:
             elif _from_another_rank(error):
                 self._name_rank(error)
             else:
-                self._publish(self._parallel.rank, _in_words(error))
                 _tell_torchrun(error)
+                with contextlib.suppress(dist.DistError):
+                    self._publish(self._parallel.rank, _in_words(error))
         finally:
             self._over.set()
 
@@ -96,9 +96,8 @@ class Watch:
     def _name_rank(self, error: BaseException) -> None:
         """Raise what the watching threads find out about this failed communication, if they do."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGTERM, signal.SIG_IGN
-            )  # torchrun sends it to all once one is dead: speak first
+            # Torchrun sends it to all once one has died: speak first, and then end.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._known.wait(self._cfg.heartbeat_timeout + 3 * _INTERVAL)
         if self._failure:
             named = RankError(self._failure)
@@ -110,7 +109,7 @@ class Watch:
     def _run(self) -> None:
         try:
             self._failure = self._watch()
-        except Exception as error:
+        except dist.DistError as error:
             if self._over.wait(2 * _INTERVAL):
                 return  # the run has ended, and rank 0's store with it
             self._failure = (

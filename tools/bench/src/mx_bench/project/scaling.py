@@ -10,7 +10,6 @@ since FSDP gathers ahead of the computation and this project's all-to-alls do no
 """
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -201,7 +200,7 @@ KINDS: dict[str, tuple[Precision, Dispatch]] = {
 
 def traffic_table() -> list[str]:
     """KiB that a token hands to all-to-alls in one layer. These follow from the shapes, and are counted in a test."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for shape in SHAPES:
         for name, dispatch in (("BF16", "bf16"), ("MXFP8", "mxfp8")):
             parts = dispatch_bytes(shape, dispatch)
@@ -294,7 +293,7 @@ def sections() -> dict[str, list[str]]:
     }
 
 
-def filled(page: str, parts: dict[str, Iterable[str]]) -> str:
+def filled(page: str, parts: dict[str, list[str]]) -> str:
     """The page with each part between `<!-- name -->` and `<!-- end -->`."""
     for name, lines in parts.items():
         before, marker, rest = page.partition(f"<!-- {name} -->\n")
