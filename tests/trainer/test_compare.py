@@ -179,12 +179,14 @@ def test_wrong_scales_are_wrong(small, make_trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3600)
 def test_the_control_fails(tmp_path):
-    """The default comparison with two seeds."""
-    assert train(["compare", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2"]) == 0
+    """The default comparison, with two seeds and two thirds of the steps."""
+    assert (
+        train(["compare", "--device=cpu", f"--out={tmp_path}", "--name=c", "--seeds=2", "--steps=200"]) == 0
+    )
     outcome = json.loads((tmp_path / "c" / "results.json").read_text())
-    assert outcome["results"]["mxfp8_wrong_scales"]["difference_percent"] > outcome["tolerance_percent"]
+    assert outcome["results"]["mxfp8_wrong_scales"]["difference_percent"] > 1.5 * outcome["tolerance_percent"]
 
 
 @pytest.mark.parametrize(
