@@ -31,6 +31,7 @@ TILES = (
     TileConfig(256, 192),
     TileConfig(256, 256),
     TileConfig(256, 256, 2, 2),
+    TileConfig(256, 256, slab_bytes=64),
 )
 
 #: What the columns of the table count: SASS mnemonics by their first part.
