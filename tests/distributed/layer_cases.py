@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from mx_core import MXFP8_E4M3, dequantize, quantize
 from mx_kernels import MXExperts
-from mx_trainer.expert_parallel import ParallelExperts, row_bytes
+from mx_trainer.exchange import row_bytes
+from mx_trainer.expert_parallel import ParallelExperts
 from torch import Tensor
 
 D, H, K = 64, 32, 2

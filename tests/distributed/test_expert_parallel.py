@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from mx_kernels import MXExperts
-from mx_trainer.expert_parallel import ParallelExperts, Traffic, plan_exchange, row_bytes
+from mx_trainer.exchange import Traffic, plan_exchange, row_bytes
+from mx_trainer.expert_parallel import ParallelExperts
 from torch import Tensor
 
 from . import layer_cases

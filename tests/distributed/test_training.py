@@ -59,7 +59,7 @@ def spread(cfg: Config, world: int) -> list[Config]:
     cfgs = [replace(cfg, parallel=way) for way in ways]
     return (
         cfgs
-        + [replace(c, precision=p) for c in cfgs[-3:] for p in ("bf16", "mxfp8")]
+        + [replace(c, precision=p) for c in (cfgs[2], *cfgs[-2:]) for p in ("bf16", "mxfp8")]
         + [
             replace(cfg, precision="mxfp8", parallel=ways[0]),
             replace(cfg, precision="bf16", parallel=ways[0], checkpoint_activations=True),
