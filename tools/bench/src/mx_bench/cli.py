@@ -68,6 +68,7 @@ def _run(args: argparse.Namespace) -> int:
         results = replace(load(path), machine=results.machine)
     if plan.smoke:
         console.print(f"[yellow]No GPU found. {report.SMOKE_WARNING}[/]")
+        torch.set_num_threads(1)  # such sizes only lose by more
     for name in args.section or SECTIONS:
         if name in results.sections_done:
             continue

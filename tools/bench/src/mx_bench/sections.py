@@ -82,7 +82,8 @@ def _layer(plan: Plan) -> list[Measurement]:
 
 def _trainer(plan: Plan) -> list[Measurement]:
     preset, steps = ("smoke", 8) if plan.smoke else ("gpu_50m", 30 if plan.quick else 60)
-    return trainer.measure_trainer(preset, steps=2 if plan.warm else steps)
+    threads = 1 if plan.smoke else None
+    return trainer.measure_trainer(preset, steps=2 if plan.warm else steps, threads=threads)
 
 
 SECTIONS: dict[str, Callable[[Plan], list[Measurement]]] = {

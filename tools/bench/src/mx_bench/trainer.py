@@ -1,10 +1,12 @@
 """Section "trainer": tokens per second of `mx-train` in BF16 and MXFP8, each run in a process of its own."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from mx_bench.results import Measurement
@@ -16,12 +18,13 @@ WARMUP_RECORDS = 3  # records of metrics.jsonl left out: compilation, allocator,
 TIMEOUT_S = 600
 
 
-def measure_trainer(preset: str, *, steps: int) -> list[Measurement]:
-    """Seconds per step of one preset, from the trainer's own metrics."""
-    return [_measure(preset, precision, steps) for precision in PRECISIONS]
+def measure_trainer(preset: str, *, steps: int, threads: int | None = None) -> list[Measurement]:
+    """Seconds per step of one preset, from the trainer's own metrics; `threads` of the CPU, or as many as torch takes."""
+    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    return [_measure(preset, precision, steps, environment) for precision in PRECISIONS]
 
 
-def _measure(preset: str, precision: str, steps: int) -> Measurement:
+def _measure(preset: str, precision: str, steps: int, environment: Mapping[str, str]) -> Measurement:
     case, contestant = f"{preset}, {steps} steps", f"ours {precision}"
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -31,7 +34,7 @@ def _measure(preset: str, precision: str, steps: int) -> Measurement:
             *("--out", folder, "--name", "bench"),
         ]
         try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+            run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
         except subprocess.TimeoutExpired:
             return Measurement(SECTION, case, contestant, None, note=f"failed: not done after {TIMEOUT_S} s")
         if run.returncode != 0:
