@@ -154,3 +154,29 @@ def test_the_dense_part_stays_compiled(base, alone):
         assert graphs >= 2
         for cfg, trace, want in zip(cfgs, traces, wants, strict=True):
             assert_same(trace, want, cfg, losses=1e-5, norms=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("world", "flags", "message"),
+    [
+        (2, ["--ep=4", "--experts=4"], "--ep must divide the number of processes, got 4 and 2"),
+        (1, ["--ep=2"], "--ep must divide the number of processes, got 2 and 1"),
+        (3, ["--batch=8"], "must be a multiple of their number 3, got 8"),
+        (2, ["--ep=2", "--experts=3"], "--ep must divide --experts, got 2 and 3"),
+        (2, ["--dispatch=mxfp8", "--precision=bf16"], "--dispatch mxfp8 needs --precision mxfp8, mxfp8_floor; got"),
+        (2, ["--device=cuda:1"], "--device"),
+        (2, ["compare"], "mx-train compare runs in one process, got 2"),
+        (2, ["speed"], "mx-train speed runs in one process, got 2"),
+        (1, ["scaling"], "start it with torchrun"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused_before_anything_starts(
+    world, flags, message, monkeypatch, capsys, tmp_path
+):
+    from mx_trainer.cli import train
+
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("RANK", "0")
+    assert train([*flags, "--preset=smoke", f"--out={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

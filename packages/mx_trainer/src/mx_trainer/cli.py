@@ -18,6 +18,7 @@ from mx_trainer.checkpoint import find_checkpoint, run_dir_of
 from mx_trainer.config import CORPORA, Config, validate
 from mx_trainer.configs import load_preset
 from mx_trainer.errors import CheckpointError, ConfigError, RankError
+from mx_trainer.parallel import launched_world
 from mx_trainer.restart import checkpoint_to_continue
 
 T = TypeVar("T")
@@ -233,7 +234,13 @@ def _flat(cfg: Config) -> dict[str, object]:
     return flat
 
 
+def _refuse_several(what: str) -> None:
+    if (world := launched_world()) > 1:
+        raise ConfigError(f"{what} runs in one process, got {world}: start it without torchrun")
+
+
 def _compare(argv: list[str]) -> int:
+    _refuse_several("mx-train compare")
     default = load_preset(_value_of(argv, "--preset") or "tiny_compare")
     args = _parse(CompareArgs, argv, "mx-train compare", _over(CompareArgs, default))
     if args.seeds < 2 and not args.runs:
@@ -267,6 +274,7 @@ def _scaling(argv: list[str]) -> int:
 
 
 def _speed(argv: list[str]) -> int:
+    _refuse_several("mx-train speed")
     default = load_preset(_value_of(argv, "--preset") or "tiny")
     args = _parse(SpeedArgs, argv, "mx-train speed", _over(SpeedArgs, default))
     if args.timed_steps < 1 or not args.variants:
