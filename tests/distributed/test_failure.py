@@ -17,7 +17,7 @@ from support.checkpoints import same_state, whole_state
 
 from .torchrun import SMALL, Fault, random_kills, torchrun
 
-HEARTBEAT, STALL = 3, 5
+HEARTBEAT, STALL = 4, 5
 MARGIN = 10
 """Seconds after the timeout (after death, where a process died) within which docs/scaling.md promises the message."""
 
@@ -29,7 +29,6 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     text.write_text(Path(torch.nn.functional.__file__).read_text()[:60_000])
     return [
         *SMALL, f"--data={text}", "--val-fraction=0.1", "--steps=12", "--save-every=1",
-        f"--heartbeat-timeout={HEARTBEAT}", f"--stall-timeout={STALL}",
     ]  # fmt: skip
 
 
@@ -76,7 +75,12 @@ def check_named(outcome, fault: Fault, world: int, words: str, limit: float) -> 
 def test_a_rank_that_hangs(args, tmp_path):
     """Four ranks in two groups of expert parallelism: those that wait for those that wait for it are not blamed."""
     fault = Fault(2, "sleep", step=3)
-    outcome = torchrun(4, [*args, "--ep=2", f"--out={tmp_path}", "--name=r"], [fault], tmp_path / "logs")
+    outcome = torchrun(
+        4,
+        [*args, "--ep=2", f"--stall-timeout={STALL}", f"--out={tmp_path}", "--name=r"],
+        [fault],
+        tmp_path / "logs",
+    )
     check_named(
         outcome, fault, 4, r"hangs at trainer.py:\d+ run: no collective for \d+ s, which", STALL + MARGIN
     )
@@ -86,7 +90,12 @@ def test_a_rank_that_hangs(args, tmp_path):
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped(args, tmp_path, rank):
     fault = Fault(rank, "stop", step=3)
-    outcome = torchrun(2, [*args, f"--out={tmp_path}", "--name=r"], [fault], tmp_path / "logs")
+    outcome = torchrun(
+        2,
+        [*args, f"--heartbeat-timeout={HEARTBEAT}", f"--out={tmp_path}", "--name=r"],
+        [fault],
+        tmp_path / "logs",
+    )
     check_named(outcome, fault, 2, r"has not been heard of for \d+ s, last seen at", HEARTBEAT + MARGIN)
 
 
@@ -110,7 +119,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def judge(rank: int, world: int) -> _Judge:
     cfg = ParallelConfig(heartbeat_timeout=10, stall_timeout=50)
-    who = [["here" if r < 2 else "there", str(os.getpid())] for r in range(world)]
+    who = [["host", str(os.getpid()), "here" if r < 2 else "there"] for r in range(world)]
     return _Judge(Parallel(torch.device("cpu"), rank, world), cfg, who)
 
 
@@ -166,9 +175,13 @@ def test_a_dead_process_on_this_machine_is_seen_at_once(clock):
         os._exit(0)
     os.waitpid(pid, 0)
     court = judge(0, 2)
-    court._who[1] = ["here", str(pid)]
+    court._who[1] = ["host", str(pid), "here"]
     assert court.look(["0 5 x", "0 5 y"]) == (1, "has died, last seen at y")
-    court._who[1] = ["there", str(pid)]  # of another machine, nothing can be said but by its heartbeats
+    court._who[1] = [
+        "host",
+        str(pid),
+        "there",
+    ]  # of another machine, nothing can be said but by its heartbeats
     assert court.look(["0 5 x", "0 5 y"]) is None
 
 

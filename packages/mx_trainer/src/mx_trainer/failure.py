@@ -19,9 +19,11 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,9 @@ _INTERVAL = 1.0
 """Seconds between two heartbeats."""
 _GRACE = 3.0
 """Seconds that a process has for leaving by itself, once a failure is known, before its thread ends it."""
+
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class Watch:
@@ -60,13 +65,14 @@ class Watch:
         # A connection of its own: the main thread may be waiting in the other.
         self._store = dist.PrefixStore("watch", shared.clone())
         self._store.set_timeout(timedelta(seconds=self._cfg.heartbeat_timeout))
-        self._store.set(f"who/{rank}", f"{socket.gethostname()} {os.getpid()}")
+        self._store.set(f"who/{rank}", f"{socket.gethostname()} {os.getpid()} {_process_table()}")
         self._beat(0)
         self._parallel.barrier()  # every rank's keys are there
         self._who = [
             text.decode().split() for text in self._store.multi_get([f"who/{r}" for r in range(world)])
         ]
         threading.Thread(target=self._run, name="mx-watch", daemon=True).start()
+        self._on_sigterm(_end)
         return self
 
     def __exit__(
@@ -74,11 +80,15 @@ class Watch:
     ) -> None:
         if not self._parallel.distributed:
             return
+        self._on_sigterm(signal.SIG_IGN)  # torchrun sends it to all once one has died: speak first, then end
         try:
             if error is None:
                 self._leave_together()
+                self._on_sigterm(signal.SIG_DFL)
             elif _from_another_rank(error):
-                self._name_rank(error)
+                self._name_rank(error, self._cfg.heartbeat_timeout + 3 * _INTERVAL)
+            elif isinstance(error, SystemExit) and error.code == _TERMINATED:
+                self._name_rank(error, 3 * _INTERVAL)
             else:
                 _tell_torchrun(error)
                 with contextlib.suppress(dist.DistError):
@@ -90,19 +100,20 @@ class Watch:
         try:
             self._parallel.barrier()
         except Exception as error:
-            self._name_rank(error)
+            self._name_rank(error, self._cfg.heartbeat_timeout + 3 * _INTERVAL)
             raise
 
-    def _name_rank(self, error: BaseException) -> None:
-        """Raise what the watching threads find out about this failed communication, if they do."""
-        if threading.current_thread() is threading.main_thread():
-            # Torchrun sends it to all once one has died: speak first, and then end.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self._known.wait(self._cfg.heartbeat_timeout + 3 * _INTERVAL)
+    def _name_rank(self, error: BaseException, patience: float) -> None:
+        """Raise what the watching threads find out within `patience` seconds about another rank's failure."""
+        self._known.wait(patience)
         if self._failure:
             named = RankError(self._failure)
             _tell_torchrun(named)
             raise named from error
+
+    def _on_sigterm(self, handler: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class Watch:
 
     def _publish(self, rank: int, what: str) -> str:
         """Make it known to all ranks; the first failure stands, and is returned."""
-        host, pid = self._who[rank]
+        host, pid, _ = self._who[rank]
         return self._store.compare_set(
             "failure", "", f"rank {rank} (process {pid} on {host}) {what}"
         ).decode()
@@ -167,8 +178,8 @@ class _Judge:
         for i, (rank, value) in enumerate(zip(self.watched, values, strict=True)):
             if value != self._beats[i][0]:
                 self._beats[i] = (value, now)
-            host, pid = self._who[rank]
-            if host == self._who[self._rank][0] and not _is_alive(int(pid)):
+            _, pid, table = self._who[rank]
+            if table == self._who[self._rank][2] and not _is_alive(int(pid)):
                 return rank, f"has died, last seen at {parts[i][2]}"
             silent = now - self._beats[i][1]
             if silent > self._cfg.heartbeat_timeout:
@@ -194,6 +205,11 @@ class _Judge:
 # --- what can be known of a process -----------------------------------------------------------------------------------
 
 
+def _end(*_: object) -> NoReturn:
+    """SIGTERM outside the training loop (which saves first): leave through `Watch.__exit__`, which may know why it came."""
+    raise SystemExit(_TERMINATED)
+
+
 def _groups(parallel: Parallel) -> list[dist.ProcessGroup]:
     meshes = [mesh for mesh in (parallel.world_mesh, parallel.expert_mesh) if mesh is not None]
     groups = [dist.group.WORLD, *(group for mesh in meshes for group in mesh.get_all_groups())]
@@ -216,6 +232,15 @@ def _where(thread: int) -> str:
             return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
     return "an unknown place"
+
+
+def _process_table() -> str:
+    """Equal for processes that see each other's ids: of one machine, and of one container of it. Host names may be equal."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{uuid.getnode():x}"
 
 
 def _is_alive(pid: int) -> bool:
