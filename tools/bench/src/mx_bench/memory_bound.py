@@ -87,6 +87,18 @@ def _compiled(function: Callable, inputs: list[Tensor], *args: object) -> Call:
     return _over(inputs, lambda x: compiled(x, *args))
 
 
+def _torchao(x: list[Tensor], axis: int) -> Call | str:
+    """The Triton cast of torchao, or why it cannot run here. Down the columns it stores the codes transposed."""
+    try:
+        from torchao.prototype.mx_formats import kernels
+    except ImportError:
+        return "torchao is not installed"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (10, 0):
+        return "torchao has these casts for capability 10.0 and up only"
+    cast = kernels.triton_to_mxfp8_dim0 if axis == -1 else kernels.triton_to_mxfp8_dim1
+    return _over(x, lambda t: cast(t, 32, "rceil"))
+
+
 def _quantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     x = _random(device, sizes.rows, sizes.cols)
     n = x[0].numel()
