@@ -66,6 +66,7 @@ def test_mixed_formats_fp32_result(emulated_gpu, mode):
     [
         ("fprop", ("bf16", "bf16"), TileConfig(128, 256, cluster_m=2)),
         ("dgrad", ("bf16", "bf16"), TileConfig(256, 128, cluster_n=2)),
+        ("dgrad", ("bf16", "bf16"), TileConfig(128, 192)),
         ("wgrad", ("bf16", "bf16"), TileConfig(128, 128, cluster_m=2)),
         ("fprop", (E4M3, E4M3), TileConfig(128, 128, cluster_m=2)),
         ("wgrad", (E4M3, E4M3), TileConfig(256, 128, cluster_n=2)),

@@ -50,16 +50,40 @@ def test_random_operands_within_the_measured_bound(mode, formats):
 
 
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
-def test_graph_replays_with_other_groups_and_nothing_synchronises(mode):
+def test_f16_and_bf16_operands_give_the_same_bits(mode):
+    """One block of zeros has a scale near the others, then one so far away that its tiles take BF16 operands."""
+    case = Gemm(mode, (700, 0, 33, 1024), 512, 768, (E4M3, E4M3), out_dtype=torch.float32)
+    a, b = case.operands(exact=False)
+    results = []
+    for byte in (127, 1):
+        for x in (a, b):
+            data = x.data.view(torch.uint8)
+            (data if x.axis == -1 else data.mT)[..., 3, :32] = 0
+            x.scale[..., 3, 0] = byte
+        results.append(case.run(a, b, device="cuda"))
+    assert torch.equal(*results)
+
+
+def parts(x) -> list[torch.Tensor]:
+    """The tensors of an operand."""
+    return [x] if isinstance(x, torch.Tensor) else [x.data.view(torch.uint8), x.scale]
+
+
+@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3)], ids=str)
+@pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
+def test_graph_replays_with_other_groups_and_nothing_synchronises(mode, formats):
     """C16: a launch knows no group size; the graph sees new offs in the same memory."""
-    before = Gemm(mode, (300, 0, 200), 256, 128, row_map=RowMap.COMPACT, spare_rows=12)
-    after = Gemm(mode, (1, 400, 99), 256, 128, row_map=RowMap.COMPACT, spare_rows=12)
-    a, b = (x.cuda() for x in before.operands())
+    row_map = RowMap.COMPACT if formats == BF16 else RowMap.ALIGNED
+    before, after = (
+        Gemm(mode, sizes, 256, 128, formats, row_map, spare_rows=12 if formats == BF16 else 0)
+        for sizes in ((300, 0, 200), (1, 400, 99))
+    )
+    a, b = (x.to("cuda") for x in before.operands())
     offs = offs_of(list(before.sizes), "cuda")
     out = torch.full(before.shape, torch.nan, dtype=torch.bfloat16, device="cuda")
 
     def call():
-        OPS[mode](a, b, offs, out=out, row_map=RowMap.COMPACT, backend="sm90")
+        OPS[mode](a, b, offs, out=out, row_map=row_map, backend="sm90")
 
     call()
     torch.cuda.synchronize()
@@ -68,12 +92,13 @@ def test_graph_replays_with_other_groups_and_nothing_synchronises(mode):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
-        new_a, new_b = (x.pin_memory() for x in after.operands(seed=7))
-        a.copy_(new_a, non_blocking=True)
-        b.copy_(new_b, non_blocking=True)
+        others = after.operands(seed=7)
+        for x, other in zip((a, b), others, strict=True):
+            for target, source in zip(parts(x), parts(other), strict=True):
+                target.copy_(source.pin_memory(), non_blocking=True)
         offs.copy_(after.offs.pin_memory(), non_blocking=True)
         out.fill_(torch.nan)
         graph.replay()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(out.cpu(), after.expected(new_a, new_b).to(torch.bfloat16))
+    assert torch.equal(after.written(out.cpu()), after.expected(*others).to(torch.bfloat16))

@@ -39,7 +39,7 @@ def test_no_spills_and_asynchronous_wgmmas(key, tmp_path, capfd):
     ptx = compiled.__ptx__
     assert not re.search(r"\b(ld|st)\.local", ptx)
     wgmmas = len(re.findall(r"wgmma\.mma_async", ptx))
-    assert wgmmas == TILE_K // 16 * key.rows_per_consumer // 64
+    assert wgmmas == TILE_K // 16 * key.rows_per_consumer // 64 * (2 if key.scaled else 1)  # F16 and BF16
     assert f"m64n{key.tile.tile_n}k16" in ptx
 
 

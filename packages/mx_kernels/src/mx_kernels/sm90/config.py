@@ -141,10 +141,13 @@ class GemmKey(GemmVariant):
 
 
 #: What a measurement chooses from (generic/autotune.py).
-TILES = tuple(
-    TileConfig(tile_m, tile_n, cluster_m, cluster_n)
-    for tile_m, tile_n in ((256, 128), (128, 256), (128, 128))
-    for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+TILES = (
+    *(
+        TileConfig(tile_m, tile_n, cluster_m, cluster_n)
+        for tile_m, tile_n in ((256, 128), (128, 256), (128, 128))
+        for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+    ),
+    TileConfig(128, 192),
 )
 
 
@@ -166,8 +169,8 @@ def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -
         if mode != "wgrad" and few_rows:
             return TileConfig(128, 128)
         return TileConfig(256, 128)
-    if mode == "wgrad":
-        if few_rows:
-            return TileConfig(128, 128, cluster_n=2)
-        return TileConfig(128, 256, cluster_m=2) if columns % 256 == 0 else TileConfig(256, 128)
+    if mode == "wgrad" and few_rows:
+        return TileConfig(128, 128, cluster_n=2)
+    if columns <= 128:
+        return TileConfig(256, 128)
     return TileConfig(128, 256, cluster_m=1 if few_rows else 2)

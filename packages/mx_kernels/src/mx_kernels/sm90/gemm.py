@@ -4,8 +4,9 @@ One kernel class for all: the mode says along which axis groups run and which op
 whether a dequantising warpgroup stands between the copies and the multiplication.
 Which matrices A, B and D are in each mode: device/gemm_tensors.py.
 
-Warps: one that loads (gemm_load.py) and one that schedules (device/gemm_scheduler.py) in the first warpgroup; for MXFP8 a
-warpgroup that dequantises B (gemm_operands.py); then the consumers (gemm_mma.py), which also store (gemm_epilogue.py).
+Warps: one that loads (gemm_load.py), one that schedules (device/gemm_scheduler.py) and, for MXFP8, two that look ahead at the
+scales (gemm_scale_range.py) in the first warpgroup; for MXFP8 a warpgroup that dequantises B (gemm_operands.py); then the
+consumers (gemm_mma.py), which also store (gemm_epilogue.py).
 """
 
 from typing import NamedTuple
@@ -174,10 +175,14 @@ class GroupedGemm(LoadRole, MmaRole):
         sA = memory.allocate_tensor(self.element, a_layout.outer, 1024, swizzle=a_layout.inner)
         sB = memory.allocate_tensor(self.element, b_layout.outer, 1024, swizzle=b_layout.inner)
         sD = memory.allocate_tensor(self.out_type, store_layout.outer, 1024, swizzle=store_layout.inner)
-        sSFA, sSFB, sDequantized = None, None, None
+        sSFA, sSFB, sDequantized, sHalf = None, None, None, None
         if cutlass.const_expr(key.scaled):
             sDequantized = memory.allocate_tensor(
                 BFloat16, dequantized_layout.outer, 1024, swizzle=dequantized_layout.inner
+            )
+            sHalf = cute.make_tensor(  # the same memory
+                cute.recast_ptr(sDequantized.iterator, dequantized_layout.inner, Float16),
+                dequantized_layout.outer,
             )
             sSFA = memory.allocate_tensor(
                 Uint8, cute.make_layout((SCALE_TILE, key.sfa_tiles, key.stages)), 128
@@ -239,10 +244,9 @@ class GroupedGemm(LoadRole, MmaRole):
         elif warp >= self.threads // 32 - CONSUMERS * 4:
             arch.setmaxregister_increase(self.registers.consumer)
             if cutlass.const_expr(key.scaled):
-                half = (half_mma, self.as_f16(sDequantized, dequantized_layout))
                 smem = (sA, sSFA, sD)
                 self.consume_scaled(
-                    ab_pipe, b_pipe, work, tops, smem, half, (mma, sDequantized), store, mD, cta
+                    ab_pipe, b_pipe, work, tops, smem, (half_mma, sHalf), (mma, sDequantized), store, mD, cta
                 )
             else:
                 self.consume(ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, cta)
@@ -303,10 +307,6 @@ class GroupedGemm(LoadRole, MmaRole):
         a_mask = Int32(sum(1 << (tile.cluster_m * i) for i in range(tile.cluster_n))) << m
         b_mask = Int32((1 << tile.cluster_m) - 1) << (n * tile.cluster_m)
         return Cta(m, n, a_mask, b_mask)
-
-    def as_f16(self, s: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
-        """The same shared memory as F16 elements."""
-        return cute.make_tensor(cute.recast_ptr(s.iterator, layout.inner, Float16), layout.outer)
 
     @staticmethod
     def agents(count: int) -> pipeline.CooperativeGroup:

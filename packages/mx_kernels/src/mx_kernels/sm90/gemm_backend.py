@@ -47,7 +47,7 @@ class GemmBackend:
             pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
             launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
 
-        columns = k if problem.mode == "dgrad" else n
+        columns = n if problem.mode == "fprop" else k
         estimate = config.choose_tile(problem.mode, problem.is_mx, rows, groups, columns)
         start(autotune.tuned_tile(problem, sizes, out, lambda: _candidates(problem), start, estimate), out)
         return out

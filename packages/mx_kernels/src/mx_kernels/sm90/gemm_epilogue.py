@@ -39,20 +39,27 @@ class EpilogueRole(GemmRole):
         gD = self.d_tiles(mD, work)
         for m in cutlass.range_constexpr(slabs_m):
             for n in cutlass.range_constexpr(slabs_n):
-                buffer = (m * slabs_n + n) % key.store_stages
+                slab = m * slabs_n + n
+                buffer = slab % key.store_stages
+                # Stores that may still be reading: not the last one, from this buffer, of a tile with an odd number of slabs.
+                in_flight = key.store_stages - 1
+                if cutlass.const_expr(slab == 0 and slabs_m * slabs_n % key.store_stages):
+                    in_flight = 0
                 sSlab = cute.local_tile(sD, (key.store_rows, key.store_n), (buffer, 0))
                 row = (m_tile * 2 + group) * slabs_m + m
-                self.store_slab(acc, m, n, group, sSlab, store, gD[(None, None, row, n_tile * slabs_n + n)])
+                gSlab = gD[(None, None, row, n_tile * slabs_n + n)]
+                self.store_slab(acc, m, n, group, sSlab, store, gSlab, in_flight)
 
     @cute.jit
-    def store_slab(self, acc, m: Constexpr[int], n: Constexpr[int], group: Int32, sSlab, store, gSlab):
-        """Slab (m, n) of the accumulators → one buffer → global memory."""
+    def store_slab(
+        self, acc, m: Constexpr[int], n: Constexpr[int], group: Int32, sSlab, store, gSlab, in_flight
+    ):
+        """Slab (m, n) of the accumulators → one buffer → global memory, once at most `in_flight` earlier stores still read."""
         key = self.key
         barrier = pipeline.NamedBarrier(barrier_id=STORE_BARRIER + group, num_threads=128)
         leader = arch.make_warp_uniform(arch.warp_idx()) % 4 == 0
-        # The buffer is free once at most store_stages - 1 later stores are still reading theirs.
         if leader:
-            arch.cp_async_bulk_wait_group(key.store_stages - 1, read=True)
+            arch.cp_async_bulk_wait_group(in_flight, read=True)
         barrier.arrive_and_wait()
         copy = self.slab_copy()
         thread = copy.get_slice(arch.thread_idx()[0] % 128)

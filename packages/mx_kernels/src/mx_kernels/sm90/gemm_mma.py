@@ -14,6 +14,7 @@ from mx_kernels.sm90.gemm_epilogue import EpilogueRole
 from mx_kernels.sm90.gemm_operands import OperandRole
 from mx_kernels.sm90.gemm_scale_range import next_tops
 
+TURN_BARRIER = 3  # named barriers 3 and 4; 1 and 2 are the epilogue's
 MAX_POWER = 126  # 2^±MAX_POWER are normal FP32 numbers
 
 
@@ -83,6 +84,8 @@ class MmaRole(OperandRole, EpilogueRole):
         work, work_state = next_work(work_pipe, work_state, sWork)
         half[0].set(warpgroup.Field.ACCUMULATE, True)
         full[0].set(warpgroup.Field.ACCUMULATE, True)
+        if group == 1:
+            self.turn(0).arrive()  # the first one begins
         while work.k_tiles >= 0:
             top, top_state = next_tops(top_pipe, top_state, sTop)
             acc.fill(0.0)
@@ -93,7 +96,13 @@ class MmaRole(OperandRole, EpilogueRole):
                 self.scale_sums(acc, top)
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
+        if group == 0:
+            self.turn(0).arrive_and_wait()  # the turn that nobody takes
         arch.cp_async_bulk_wait_group(0, read=True)
+
+    def turn(self, group) -> pipeline.NamedBarrier:
+        """The barrier at which a consumer warpgroup waits until the other one has issued its wgmmas."""
+        return pipeline.NamedBarrier(barrier_id=TURN_BARRIER + group, num_threads=CONSUMERS * 128)
 
     @cute.jit
     def multiply_scaled(self, pipes, half, full, acc, a, k_tiles: Int32, top, busy):
@@ -111,14 +120,16 @@ class MmaRole(OperandRole, EpilogueRole):
         tCrA_words = cute.recast_tensor(tCrA, Uint32)
         tCrB = mma.make_fragment_B(thread.partition_B(sB))
         tCrB_half = half_mma.make_fragment_B(thread.partition_B(sB_half))
-        first_row = self.consumer_group() * rows
+        group = self.consumer_group()
+        first_row = group * rows
+        own_turn, other_turn = self.turn(group), self.turn(1 - group)
         done = b_state.clone()
         for k_tile in cutlass.range(k_tiles, unroll=1):
             ab_pipe.consumer_wait(state)
             codes = self.a_codes(sCodes[(None, None, state.index)])
             scales = self.a_scales(sScale[(None, None, state.index)], first_row, k_tile % 2 * 2)
             # ptxas serialises wgmmas if A's registers are written while any are in flight, whichever they read. So this
-            # warpgroup converts while the other one's wgmmas run.
+            # warpgroup converts while the other one's wgmmas run: they take turns, or both would convert at a time.
             warpgroup.wait_group(0)
             if k_tile > 0:
                 self.release(b_pipe, done)
@@ -131,11 +142,13 @@ class MmaRole(OperandRole, EpilogueRole):
             arch.sync_warp()
             ab_pipe.consumer_release(state)
             b_pipe.consumer_wait(b_state)
+            own_turn.arrive_and_wait()
             if busy:
                 if top.near:
                     self.issue(half_mma, acc, tCrA_half, tCrB_half[(None, None, None, b_state.index)])
                 else:
                     self.issue(mma, acc, tCrA, tCrB[(None, None, None, b_state.index)])
+            other_turn.arrive()
             state.advance()
             b_state.advance()
         warpgroup.wait_group(0)

@@ -105,15 +105,16 @@ class OperandRole(ScaleRangeRole):
                 scale_factor(self.scale_byte(scales, row + r, first_block + block), top, element, fp8)
                 for r in range(8)
             ]
+            # All loads first: none may pass a store, whose address could be its own.
+            positions = [block * 32 + quarter + 4 * i for i in range(8)]
+            words = [self.load_words(self.vector(codes[(None, k)], 8, row // 8), 8) for k in positions]
             for i in cutlass.range_constexpr(8):
-                k = block * 32 + quarter + 4 * i
-                words = self.load_words(self.vector(codes[(None, k)], 8, row // 8), 8)
                 pairs = [
                     pair
                     for half in range(2)
-                    for pair in dequantize_fp8x4(words[half], scale[4 * half : 4 * half + 4], element, fp8)
+                    for pair in dequantize_fp8x4(words[i][half], scale[4 * half : 4 * half + 4], element, fp8)
                 ]
-                self.put_words(pairs, self.vector(tile[(None, self.slot(k))], 8, row // 8))
+                self.put_words(pairs, self.vector(tile[(None, self.slot(positions[i]))], 8, row // 8))
 
     @cute.jit
     def slot(self, k: Int32) -> Int32:
