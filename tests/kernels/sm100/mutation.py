@@ -10,6 +10,7 @@ import argparse
 import collections
 import functools
 import json
+import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -142,7 +143,8 @@ def main() -> None:
         start = time.time()
         indices = range(0, len(all_mutants(name)), options.every)
         outcomes = []
-        with ProcessPoolExecutor(options.jobs) as pool:
+        # Spawned: where there is a GPU driver, compiling has started it, and it does not survive a fork.
+        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
             for outcome in pool.map(judge, [name] * len(indices), indices):
                 outcomes.append(outcome)
                 if outcome.caught is None:
