@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from emulator.conformance.case import SPECIAL_F32, Case, combinations, elementwise, f32_bits, random_bits
+from emulator.conformance.case import (
+    SPECIAL_F32,
+    Buffers,
+    Case,
+    combinations,
+    elementwise,
+    f32_bits,
+    random_bits,
+)
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 SPECIAL_HALF = np.array(
@@ -158,6 +166,52 @@ _APPROXIMATE = {
 }
 
 
+_F64 = {
+    **{f"{o}.rn": f"{o}.rn.f64 x, a, b;" for o in ("add", "sub", "mul", "div")},
+    "fma.rn": "fma.rn.f64 x, a, b, c;",
+    **{o: f"{o}.f64 x, a, b;" for o in ("min", "max")},
+    **{o: f"{o}.f64 x, a;" for o in ("neg", "abs", "sqrt.rn", "rcp.rn")},
+    "cvt.f32": "cvt.rn.f32.f64 f, a; mov.b32 d, f; cvt.u64.u32 x, d;",
+    "cvt.f64.f32": "cvt.u32.u64 d, a; mov.b32 f, d; cvt.f64.f32 x, f;",
+}
+SPECIAL_F64 = np.array(
+    [0, 1 << 63, 1, 1 << 52, 0x3FF0000000000000, 0xBFF8000000000000, 0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000,
+     0xFFF0000000000000, 0x7FF8000000000000, 0xFFF8000000000123, 0x7FF0000000000001, 0xFFF4000000ABCDEF, 0x7FFFFFFFFFFFFFFF,
+     0x7FFC00000000BEEF, 0x47EFFFFFE0000000],
+    np.uint64,
+)  # fmt: skip
+
+
+def _f64_case() -> Case:
+    """Binary64, with NaNs of every payload: whose is kept?"""
+    body = [
+        "  .reg .f64 a, b, c, x; .reg .f32 f; mul.wide.u32 w, gi, 8; mov.u32 t9, %nctaid.x; mul.lo.u32 t9, t9, 128;",
+        "  add.u64 w0, in_a, w; ld.global.f64 a, [w0]; add.u64 w0, in_b, w; ld.global.f64 b, [w0];",
+        "  add.u64 w0, in_c, w; ld.global.f64 c, [w0];",
+    ]
+    for row, text in enumerate(_F64.values()):
+        text = text.replace("cvt.u64.u32 x, d;", "cvt.u64.u32 w1, d; mov.b64 x, w1;")
+        text = text.replace("cvt.u32.u64 d, a;", "mov.b64 w1, a; cvt.u32.u64 d, w1;")
+        body.append(
+            f"  {text} mad.lo.u32 t10, t9, {row}, gi; mad.wide.u32 w7, t10, 8, out; st.global.f64 [w7], x;"
+        )
+
+    def buffers(rng: np.random.Generator) -> Buffers:
+        every = np.stack(np.meshgrid(*[SPECIAL_F64] * 3, indexing="ij"), -1).reshape(-1, 3)
+        values = np.stack(
+            [rng.standard_normal(1020), rng.standard_normal(1020), np.exp(30 * rng.standard_normal(1020))], 1
+        )
+        x = rng.permutation(
+            np.concatenate([every, values.view(np.uint64), rng.integers(0, 1 << 64, (4, 3), np.uint64)])
+        )
+        columns = np.ascontiguousarray(x.T)
+        return dict(zip(("in_a", "in_b", "in_c"), columns, strict=True)) | {
+            "out": np.zeros((len(_F64), len(x)), np.uint64)
+        }
+
+    return Case("arithmetic/f64", "\n".join(body), buffers, grid=(40, 1, 1), labels=tuple(_F64))
+
+
 def _bound(label: str) -> int:
     return next(n for name, n in APPROXIMATE_ULPS.items() if label.startswith(name))
 
@@ -169,6 +223,7 @@ def cases() -> list[Case]:
         elementwise("arithmetic/division", _DIVISION, _f32),
         elementwise("arithmetic/compare", _COMPARE, _f32),
         elementwise("arithmetic/half", _HALF, _halves),
+        _f64_case(),
         elementwise(
             "arithmetic/approximate", _APPROXIMATE, _wide_range, ulps={k: _bound(k) for k in _APPROXIMATE}
         ),

@@ -70,6 +70,22 @@ _TRANSFERS = {
     "st.async": "mapa.shared::cluster.u32 u, s, t1; mapa.shared::cluster.u32 t2, smem, t1; add.u32 t2, t2, 512; st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [u], tx, [t2];",
 }  # fmt: skip
 
+_ASYNC_REDUCTIONS = {  # every thread into one of 16 words of the peer; the order does not matter
+    "add.u32": "tx", "add.s32": "t0", "min.u32": "tx", "max.s32": "tx", "and.b32": "tx", "or.b32": "tx", "xor.b32": "t0",
+    "inc.u32": "1000000", "dec.u32": "1000000",
+}  # fmt: skip
+_TRANSFERS |= {
+    f"red.async.{op}": "and.b32 t2, tx, 15; shl.b32 t2, t2, 2; add.u32 t2, t2, smem; mapa.shared::cluster.u32 u, t2, t1; "
+    f"mapa.shared::cluster.u32 t2, smem, t1; add.u32 t2, t2, 512; mov.b32 t3, {value}; "
+    f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op} [u], t3, [t2];"
+    for op, value in _ASYNC_REDUCTIONS.items()
+}
+_TRANSFERS["red.async.add.u64"] = (
+    "and.b32 t2, tx, 15; shl.b32 t2, t2, 3; add.u32 t2, t2, smem; mapa.shared::cluster.u32 u, t2, t1; setp.ge.u32 q, tx, 64; "
+    "mapa.shared::cluster.u32 t2, smem, t1; add.u32 t2, t2, 512; mul.wide.u32 w, tx, 0x80000001; @q bra WAIT; "
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64 [u], w, [t2];"
+)
+
 
 def _multicast(ranks: int, mask: int) -> Case:
     """Each CTA loads its 16 rows of a 2-D tensor into every CTA of the mask."""

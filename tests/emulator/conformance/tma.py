@@ -181,6 +181,15 @@ _SHAPES = [  # name, type, dims, box, swizzle, coordinates (the hardware wants t
 ]  # fmt: skip
 
 
+_RAGGED = [  # stores past an innermost extent that is no multiple of 16 bytes: are the rest of its 16 bytes written?
+    ("1d.f32", "f32", [250], [64], [[0], [192]]),
+    ("2d.u8", "u8", [100, 40], [64, 16], [[0, 0], [64, 16], [96, 32]]),
+    ("2d.bf16", "bf16", [52, 20], [32, 8], [[0, 0], [32, 8], [48, 16]]),
+    ("2d.f32", "f32", [33, 20], [16, 8], [[0, 0], [32, 8], [16, 16]]),
+    ("3d.u8", "u8", [72, 6, 3], [64, 4, 2], [[0, 0, 0], [64, 4, 1]]),
+]  # fmt: skip
+
+
 def _storable(coordinates: Sequence[Sequence[int]], box: Sequence[int]) -> list[Sequence[int]]:
     """Boxes that do not overlap (their order is free) and start inside (the hardware traps on negative ones)."""
     kept: list[Sequence[int]] = []
@@ -191,7 +200,7 @@ def _storable(coordinates: Sequence[Sequence[int]], box: Sequence[int]) -> list[
 
 
 _REDUCTIONS = {
-    "add": ("u32", "s32", "f32", "bf16", "f16"),
+    "add": ("u32", "s32", "f32", "bf16", "f16", "f32ftz"),
     "min": ("u32", "s32", "bf16", "f16"),
     "max": ("u32", "s32", "bf16", "f16"),
     **dict.fromkeys(("inc", "dec", "and", "or", "xor"), ("u32",)),
@@ -235,6 +244,21 @@ def cases() -> list[Case]:
                 f"store.{name}", dtype, dims, box, swizzle, _storable(coordinates, box), mode="store"
             )
         )
+    for name, dtype, dims, box, where in _RAGGED:
+        cases.append(_tensor_case(f"store.ragged.{name}", dtype, dims, box, 0, where, mode="store"))
+    cases.append(
+        _tensor_case(
+            "reduce.add.ragged.2d.f32",
+            "f32",
+            [33, 20],
+            [16, 8],
+            0,
+            [[0, 0], [32, 8]],
+            mode="reduce",
+            reduction="add",
+            data="special",
+        )
+    )
     cases += [
         _tensor_case(
             f"{m}.3d.bf16.cached",

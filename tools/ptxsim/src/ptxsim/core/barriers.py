@@ -33,9 +33,9 @@ class MBarrier:
         "init_clock",
         "known",
         "log",
+        "owed",
         "pending",
         "phase",
-        "remote",
         "settled",
         "tx",
         "waited",
@@ -52,8 +52,8 @@ class MBarrier:
         self.gather, self.settled, self.init_clock = order.clock(), order.clock(), order.clock()
         self.known: set[int] = set()
         """Actors that are ordered after the init."""
-        self.remote: tuple[int, int, Warp] | None = None
-        """The latest tcgen05.commit of another CTA: phase it arrived in, line, warp."""
+        self.owed: dict[str, tuple[int, int, Warp, int]] = {}
+        """The latest arrival by tcgen05.commit, and from another CTA: phase, line, warp, its clock value (0 for a commit)."""
         self.waited = 0
         """Phases that a thread of this CTA has seen complete."""
         self.fenced = False
@@ -81,20 +81,25 @@ class MBarrier:
             )
         self.settle(machine)
 
-    def remote_arrival(self, line: int, warp: Warp) -> None:
-        """A tcgen05.commit of another CTA arrives."""
-        self.remote = self.phase, line, warp
+    def owe(self, what: str, line: int, warp: Warp, clock: int = 0) -> None:
+        """An arrival that this CTA must outlive."""
+        self.owed[what] = self.phase, line, warp, clock
         if self.cta.finished and warp.machine.checks:
             self.check_exit()
 
     def check_exit(self) -> None:
-        """A CTA must not exit before the arrivals from others on its mbarriers: somebody must have waited for them."""
-        if self.remote is not None and self.remote[0] >= self.waited:
-            _, line, warp = self.remote
-            raise Fault(
-                f"{self.cta.name} may exit before tcgen05.commit of another CTA arrives on its mbarrier {self.address:#x}: "
-                f"nobody waits for that phase; {who(warp, line)}"
-            )
+        """The CTA exits. Its shared memory is gone then: somebody must have waited for what arrives on its mbarriers.
+
+        A commit arrives some time after the operations it tracks, so only a wait on this mbarrier tells. An arrival from another
+        CTA may also be known by other ways (a cluster barrier).
+        """
+        for what, (phase, line, warp, clock) in self.owed.items():
+            known = clock and any(w.clock.v[0, warp.actor] >= clock for w in self.cta.warps)
+            if phase >= self.waited and not known:
+                raise Fault(
+                    f"{self.cta.name} may exit before {what} arrives on its mbarrier {self.address:#x}: "
+                    f"nobody waits for that phase; {who(warp, line)}"
+                )
 
     def complete(self, machine: Machine, size: int, phase: int, where: object) -> None:
         """Asynchronous bytes arrive; they belong to the phase in which their copy was issued."""
@@ -236,6 +241,8 @@ def mbarrier_arrive(
         barrier.tx += lane(transactions, i) * n
         if drop:
             barrier.count -= n
+        if barrier.cta is not W.cta:
+            barrier.owe("mbarrier.arrive of another CTA", line, W, W.touch(line))
         release_to(W, barrier.gather, relaxed)
         barrier.arrive(
             W.machine, lane(count, i) * n, who(W, line) if barrier.pending < lane(count, i) * n else ""

@@ -147,6 +147,11 @@ def float_to_float(dst: str, src: str, mode: str | None, opt: str, a: Value) -> 
         return _to_tf32(x, mode or "rn", opt, uniform)
     r = round_to(wide(x), dst, mode or "rn")
     r = clamp(r, opt)
+    if src == "f64" and dst == "f32" and count_true(x != x) and not opt:  # a NaN keeps the top of its payload
+        kept = (x.view(np.uint64) | U64(1 << 51)) >> U64(29)
+        bits = (kept & U64(0x7FFFFF)) | (x.view(np.uint64) >> U64(63)) << U64(31) | U64(0x7F800000)
+        bits = np.where(x != x, bits, r.view(np.uint32))
+        return int(bits[0]) if uniform else bits.astype(np.uint64)
     if "z" in opt and dst == "f32":
         r = flush(r, dst)
     return from_float(r, dst, uniform)

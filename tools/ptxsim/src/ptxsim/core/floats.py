@@ -148,7 +148,7 @@ def _fma(a: Array, b: Array, c: Array, ty: str, mode: str) -> Array:
 
 def _fma64(a: float, b: float, c: float) -> float:
     if not all(map(np.isfinite, (a, b, c))):
-        return a * b + c
+        return c if np.isfinite(a) and np.isfinite(b) else a * b + c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     try:
         return float(exact) if exact else a * b + c
@@ -272,11 +272,27 @@ def arithmetic(op: str, ty: str, mode: str, opt: str, *args: Value) -> Value:
         r = _sqrt(x[0], ty, mode)
     else:
         raise AssertionError(op)
+    if ty == "f64" and op in ("add", "sub", "mul", "fma"):
+        r = _propagate(r, x)
     if "z" in opt:
         r = flush(r, ty)
         if op in ("mul", "fma"):
             r = _flush_tiny(r, x, mode)
     return from_float(clamp(r, opt) if opt else r, ty, uniform)
+
+
+_QUIET = np.uint64(1 << 51)
+
+
+def _propagate(r: Array, x: list[Array]) -> Array:
+    """Binary64 results keep an operand's NaN, made quiet: the second operand's, else the third's, else the first's."""
+    nan = r != r
+    if not count_true(nan):
+        return r
+    bits = r.view(np.uint64)
+    for v in (x[0], *x[2:], x[1]):
+        bits = np.where(v != v, v.view(np.uint64) | _QUIET, bits)
+    return bits.view(np.float64)
 
 
 def _flush_tiny(r: Array, x: list[Array], mode: str) -> Array:
@@ -312,14 +328,16 @@ def sign_bits(op: str, ty: str, ftz: bool, a: Value) -> Value:
         sign = 1 << (FORMATS[ty][0] - 1)
         full = (sign << 1) - 1
     r = a ^ sign if op == "neg" else a & (full ^ sign)
+    if ty == "f64":  # an addition on hardware, so a NaN is made quiet and keeps its sign
+        x = to_float(a, ty)
+        bits = np.where(x != x, x.view(np.uint64) | _QUIET, r)
+        return int(bits[0]) if type(a) is not Array else bits.astype(np.uint64)
     if ty.endswith("x2"):
         return _halves(lambda v: _canonical(v, ty[:-2], ftz), 32 if ty == "f32x2" else 16, r)
     return _canonical(r, ty, ftz)
 
 
 def _canonical(r: Value, ty: str, ftz: bool) -> Value:
-    if ty == "f64":
-        return r
     x = to_float(r, ty)
     if ftz:
         x = flush(x, ty)
@@ -363,7 +381,10 @@ def _minmax2(op: str, a: Array, b: Array, nan: bool) -> Array:
     a_nan, b_nan = a != a, b != b
     if nan:
         return np.where(a_nan, a, np.where(b_nan, b, r))
-    return np.where(a_nan, b, np.where(b_nan, a, r))
+    r = np.where(a_nan, b, np.where(b_nan, a, r))
+    if r.dtype == np.float64:
+        r = np.where(r != r, (r.view(np.uint64) | _QUIET).view(np.float64), r)
+    return r
 
 
 def compare(op: str, ty: str, ftz: bool, a: Value, b: Value) -> Value:

@@ -351,8 +351,6 @@ def combine(op: str, ty: str, x: int, y: int, swap: int | None = None, flush: bo
     """One read-modify-write step: the new value. `flush`: f32 additions in global memory flush subnormals."""
     width = WIDTH[ty]
     if op == "add":
-        if ty == "f64":
-            x, y = y, x  # of two NaNs the hardware keeps the one in the instruction
         if ty in _FLOATS:
             return floats.arithmetic("add", ty, "rn", "z" if flush and ty == "f32" else "", x, y)
         return (x + y) & ((1 << width) - 1)

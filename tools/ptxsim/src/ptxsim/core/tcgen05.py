@@ -58,8 +58,7 @@ def tc_commit(W: Warp, a: Value, mask: Value | None, group: int, m: Mask, line: 
 
     def arrive() -> None:
         for barrier in barriers:
-            if barrier.cta is not W.cta:
-                barrier.remote_arrival(line, W)
+            barrier.owe("tcgen05.commit", line, W)
             barrier.gather.join(known)
             stream.complete(barrier.gather, epoch)
             barrier.arrive(W.machine, 1, f"tcgen05.commit by {who(W, line)}" if not barrier.pending else "")

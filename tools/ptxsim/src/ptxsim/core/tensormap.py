@@ -56,7 +56,7 @@ class TensorMap:
         self.nan_fill = bool(flags >> 15 & 1)
         self.tf32 = bool(flags >> 16 & 1)
         self.ftz = kind == 8
-        """f32 with flush-to-zero: loads keep subnormals all the same (seen on an H200); reductions are refused."""
+        """f32 with flush-to-zero: reductions flush; loads keep subnormals all the same (seen on an H200)."""
         if kind not in _TYPES:
             raise Fault(f"TMA: data type {kind} of the tensor map is not modelled")
         bits, self.type = _TYPES[kind]

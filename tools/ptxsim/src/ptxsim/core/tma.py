@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import Fault
 from . import hostmem
 from .copies import UINT, Landing, issuers, load_ticks, reduce_arrays, start_store, targets_of
+from .floats import flush
 from .integers import signed
 from .memory import shared_location, who
 from .state import CTA, SHARED_POISON
@@ -195,14 +196,12 @@ def tma_store(
     for i in issuers(W, m, line, what, tensor_map, src, *coordinates, once=op is None):
         t = tensor_map_at(W, lane(tensor_map, i), line)
         at = _coordinates(W, t, coordinates, i, line, what, scatter)
-        if op is not None and t.ftz:
-            raise Fault(f"{what} on an f32 tensor map with flush-to-zero is not modelled: {who(W, line)}")
         inner = None
-        if t.rank == 1 and op is None and t.sizes[0] * t.element % 16 and at[0] + t.box[0] > t.sizes[0]:
+        if t.sizes[0] * t.element % 16 and at[0] + t.box[0] > t.sizes[0]:
             if W.machine.checks:
                 raise Fault(
-                    f"{what}: a tensor of {t.sizes[0] * t.element} bytes is no multiple of 16, and the hardware writes the "
-                    f"rest of its last 16 bytes too: {who(W, line)}"
+                    f"{what}: an innermost extent of {t.sizes[0] * t.element} bytes is no multiple of 16, and the hardware "
+                    f"writes the rest of the last 16 bytes too: {who(W, line)}"
                 )
             inner = -(-t.sizes[0] * t.element // 16) * 16 // t.element
         if min(at) < 0:
@@ -238,6 +237,11 @@ def _tensor_reader(t: TensorMap, cta: CTA, offset: int, rows: int) -> Any:
     return read
 
 
+def _flush(bits: Array) -> Array:
+    """f32 words with subnormals replaced by zeros of their sign."""
+    return flush(np.ascontiguousarray(bits).view(np.float32), "f32").view(np.uint32)
+
+
 def _tensor_writer(t: TensorMap, boxes: list[tuple[int, ...]], op: str | None, inner: int | None) -> Any:
     def write(data: Array) -> None:
         for box, part in zip(boxes, np.split(data, len(boxes)), strict=True):
@@ -246,6 +250,10 @@ def _tensor_writer(t: TensorMap, boxes: list[tuple[int, ...]], op: str | None, i
                 continue
             target = hostmem.strided(clipped.address, clipped.shape, clipped.strides, UINT[t.element])
             values = part.view(UINT[t.element]).reshape(t.box[::-1])[clipped.inside]
-            target[...] = values if op is None else reduce_arrays(op, t.type, target, values)
+            if op is not None and t.ftz:
+                values = _flush(reduce_arrays(op, t.type, _flush(target), _flush(values)))
+            elif op is not None:
+                values = reduce_arrays(op, t.type, target, values)
+            target[...] = values
 
     return write
