@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute.arch as ca
 from cutlass import Float16, Float32, Int32, Uint32, select_
-from mx_core import FORMATS
+from mx_core.formats import E8M0_BIAS, E8M0_NAN, FORMATS, FP32_FRACTION_BITS
 
 NAN = 0x7FC0_0000
 HALF = 0x0040_0000  # 2^-127, an fp32 subnormal
-FRACTION_BITS = 23
-SCALE_BIAS = 127
 F16_BIAS = 15
 F16_MAX_EXPONENT = 15
 F16_MIN_SUBNORMAL_EXPONENT = -24
@@ -49,9 +47,9 @@ class F16Range(NamedTuple):
 
 def e8m0_to_f32(byte: Uint32) -> Float32:
     """2^(byte-127), exactly: byte 0 is the subnormal 2^-127, byte 255 is NaN."""
-    pattern = byte << Uint32(FRACTION_BITS)
+    pattern = byte << Uint32(FP32_FRACTION_BITS)
     pattern = Uint32(select_(byte == Uint32(0), Uint32(HALF), pattern))
-    return Float32(Uint32(select_(byte == Uint32(255), Uint32(NAN), pattern)).bitcast(Float32))
+    return Float32(Uint32(select_(byte == Uint32(E8M0_NAN), Uint32(NAN), pattern)).bitcast(Float32))
 
 
 def e8m0_to_f16x2(byte: Uint32, top: Int32, fp8: str) -> Uint32:
@@ -62,7 +60,7 @@ def e8m0_to_f16x2(byte: Uint32, top: Int32, fp8: str) -> Uint32:
 
 def f16_exponent(top: Int32, fp8: str) -> Int32:
     """E in: value = F16 operand · 2^E."""
-    return top - (F16Range.of(fp8).shift + SCALE_BIAS)
+    return top - (F16Range.of(fp8).shift + E8M0_BIAS)
 
 
 def scale_factor(byte: Uint32, top: Int32, element: type, fp8: str) -> Any:

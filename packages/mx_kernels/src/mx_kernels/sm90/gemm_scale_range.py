@@ -12,8 +12,9 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Boolean, Constexpr, Int32, Uint32, select_
 from cutlass.cute import arch
+from mx_core.formats import BLOCK_SIZE, E8M0_NAN
 
-from mx_kernels.device.gemm_scheduler import Extent, Work, next_work
+from mx_kernels.device.gemm_scheduler import UNIT, Extent, Work, next_work
 from mx_kernels.device.ptx import load_v4, max_u16x2, min_u16x2
 from mx_kernels.device.wgmma_dequantize import F16Range
 from mx_kernels.sm90.config import TILE_K
@@ -23,8 +24,6 @@ FAR = -1  # instead of an operand's largest scale byte: F16 cannot hold the tile
 TOP_STAGES = 4
 OPERANDS = ("a", "b")
 ALL = 0xFFFF_FFFF
-NAN_BYTE = 255
-BLOCK = 32
 
 
 class Tops(NamedTuple):
@@ -67,7 +66,7 @@ class ScaleRangeRole(GemmRole):
         m_extent, k_extent = work.length, extent.k
         if cutlass.const_expr(self.key.groups_along_k):
             m_extent, k_extent = extent.m, work.length
-        blocks = cutlass.min(cute.ceil_div(k_extent, BLOCK), work.k_tiles * (TILE_K // BLOCK))
+        blocks = cutlass.min(cute.ceil_div(k_extent, BLOCK_SIZE), work.k_tiles * (TILE_K // BLOCK_SIZE))
         m_tile, n_tile = work.m_tile * tile.cluster_m + cta.m, work.n_tile * tile.cluster_n + cta.n
         if cutlass.const_expr(operand == "a"):
             return self.sfa_place(work, m_tile), self.key.sfa_tiles, m_extent - m_tile * tile.tile_m, blocks
@@ -87,7 +86,7 @@ class ScaleRangeRole(GemmRole):
         largest, smallest = Uint32(0), Uint32(ALL)
         for tile in cutlass.range_constexpr(row_tiles):
             real = [
-                Uint32(select_(128 * tile + 32 * i + lane < rows, Uint32(ALL), Uint32(0))) for i in range(4)
+                Uint32(select_(UNIT * tile + 32 * i + lane < rows, Uint32(ALL), Uint32(0))) for i in range(4)
             ]
             row = cutlass.min(row_tile + tile, cute.size(scales, mode=[1]) - 1)
             for c in cutlass.range(cute.ceil_div(blocks, 4), unroll=4):
@@ -107,7 +106,7 @@ class ScaleRangeRole(GemmRole):
             cutlass.min(smallest >> Uint32(24), smallest >> Uint32(8) & Uint32(0xFF)), "umin"
         )
         top, bottom = Int32(top), Int32(bottom)
-        far = (top == NAN_BYTE) | (top - bottom > spread)
+        far = (top == E8M0_NAN) | (top - bottom > spread)
         return Int32(select_(far, Int32(FAR), top))
 
 
