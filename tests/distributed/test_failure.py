@@ -11,10 +11,11 @@ from mx_trainer.checkpoint import find_checkpoint, save_checkpoint
 from mx_trainer.config import Config, ParallelConfig
 from mx_trainer.errors import ConfigError
 from mx_trainer.failure import _Judge
-from mx_trainer.parallel import Parallel
-from mx_trainer.restart import checkpoint_to_continue
+from mx_trainer.parallel import Parallel, init_parallel
+from mx_trainer.restart import checkpoint_to_continue, started_again
 from support.checkpoints import same_state, whole_state
 
+from .ranks import run_ranks
 from .torchrun import SMALL, Fault, random_kills, torchrun
 
 HEARTBEAT, STALL = 4, 5
@@ -190,17 +191,26 @@ def test_a_dead_process_on_this_machine_is_seen_at_once(clock):
 
 def test_what_a_restart_goes_on_from(tmp_path, monkeypatch):
     cfg = Config(out=str(tmp_path), name="r")
-    assert checkpoint_to_continue(cfg, None) is None
+    assert checkpoint_to_continue(cfg, None, False) is None
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert checkpoint_to_continue(cfg, None) is None
+    assert checkpoint_to_continue(cfg, None, False) is None
     with pytest.raises(ConfigError, match="--max-restarts needs a --name"):
-        checkpoint_to_continue(replace(cfg, name=""), None)
+        checkpoint_to_continue(replace(cfg, name=""), None, False)
     old, new = (save_checkpoint(tmp_path / "r/checkpoints", step, {"step": step}, 2) for step in (1, 2))
-    assert checkpoint_to_continue(cfg, new) == new
+    assert checkpoint_to_continue(cfg, new, False) == new
     with pytest.raises(ConfigError, match=r"newest checkpoint.*step-00000002.*got.*step-00000001"):
-        checkpoint_to_continue(cfg, old)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert checkpoint_to_continue(cfg, None) == new
-    assert checkpoint_to_continue(cfg, old) == new
-    assert checkpoint_to_continue(replace(cfg, name="other"), None) is None
+        checkpoint_to_continue(cfg, old, False)
+    assert checkpoint_to_continue(cfg, None, True) == new
+    assert checkpoint_to_continue(cfg, old, True) == new
+    assert checkpoint_to_continue(replace(cfg, name="other"), None, True) is None
+
+
+def counted_by(machine: int) -> bool:
+    """Torchrun counts the failures of its own machine; when it starts again because another's failed, it counts nothing."""
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ["RANK"] == str(machine)))
+    return started_again(init_parallel(Config(device="cpu")))
+
+
+@pytest.mark.parametrize("machine", [1, -1])
+def test_all_ranks_know_of_a_restart(machine):
+    assert run_ranks(2, counted_by, machine) == [machine >= 0] * 2

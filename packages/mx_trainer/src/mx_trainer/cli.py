@@ -19,7 +19,6 @@ from mx_trainer.config import CORPORA, Config, validate
 from mx_trainer.configs import load_preset
 from mx_trainer.errors import CheckpointError, ConfigError, RankError
 from mx_trainer.parallel import launched_world
-from mx_trainer.restart import checkpoint_to_continue
 
 T = TypeVar("T")
 
@@ -208,7 +207,6 @@ def _train(argv: list[str]) -> int:
     validate(cfg)
     if checkpoint is not None:
         _refuse_changes(default, cfg)
-    checkpoint = checkpoint_to_continue(cfg, checkpoint)
 
     from mx_trainer.launch import run_training
 

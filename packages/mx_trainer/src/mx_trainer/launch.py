@@ -19,7 +19,7 @@ from mx_trainer.parallel import Parallel, init_parallel
 from mx_trainer.precision import resolve_device, resolve_precision
 from mx_trainer.profiling import profile_training, write_profile
 from mx_trainer.progress import Progress
-from mx_trainer.restart import restarts
+from mx_trainer.restart import checkpoint_to_continue, started_again
 from mx_trainer.sample import generate
 from mx_trainer.summary import speed_in_words, summarise
 from mx_trainer.trainer import Result, Trainer, resolve_vocab
@@ -32,10 +32,12 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
     """
     parallel = init_parallel(cfg)
     with Watch(parallel, cfg.parallel):
-        return _train(cfg, parallel, console, checkpoint)
+        again = started_again(parallel)
+        checkpoint = parallel.on_main(lambda: checkpoint_to_continue(cfg, checkpoint, again))
+        return _train(cfg, parallel, console, checkpoint, again)
 
 
-def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path | None) -> Result:
+def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path | None, again: bool) -> Result:
     console = console if parallel.is_main else Console(quiet=True)
     if parallel.distributed:
         parallel.on_main(lambda: load_corpus(cfg.data).info)  # the others find it in the cache
@@ -43,13 +45,13 @@ def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path |
     trainer = Trainer(resolve_vocab(cfg, corpus), corpus, parallel)
     if checkpoint is not None:
         trainer.resume(checkpoint)
-        if trainer.step >= cfg.optim.steps and not restarts():
+        if trainer.step >= cfg.optim.steps and not again:
             raise ConfigError(
                 f"the run is already at step {trainer.step} of {cfg.optim.steps}; --steps N goes on"
             )
         run_dir = run_dir_of(checkpoint)
     else:
-        run_dir = parallel.on_main(lambda: create_run_dir(cfg))
+        run_dir = parallel.on_main(lambda: create_run_dir(cfg, exists=again))
     peak = PeakMemory(trainer.device)
     result = train_into(run_dir, trainer, console)
     if result.finished and result.evaluation is None:  # started again after its last step
@@ -69,8 +71,8 @@ def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path |
     return result
 
 
-def create_run_dir(cfg: Config) -> Path:
-    """A new folder for a run; in a run that torchrun starts again, the one it has.
+def create_run_dir(cfg: Config, *, exists: bool = False) -> Path:
+    """A new folder for a run, or one that may exist: that of a run that was started again.
 
     Raises:
         ConfigError: if a run of that name is there already.
@@ -78,7 +80,7 @@ def create_run_dir(cfg: Config) -> Path:
     name = cfg.name or f"{cfg.preset}-{cfg.precision}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir = Path(cfg.out) / name
     try:
-        run_dir.mkdir(parents=True, exist_ok=restarts() > 0)
+        run_dir.mkdir(parents=True, exist_ok=exists)
     except FileExistsError:
         raise ConfigError(
             f"{run_dir} exists: take another --name, or go on with --resume {run_dir}"

@@ -6,23 +6,23 @@ from pathlib import Path
 from mx_trainer.checkpoint import list_checkpoints, run_dir_of
 from mx_trainer.config import Config
 from mx_trainer.errors import ConfigError
+from mx_trainer.parallel import Parallel
 
 
-def restarts() -> int:
-    """How often torchrun has started this run again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+def started_again(parallel: Parallel) -> bool:
+    """Whether torchrun has started this run again. All ranks call it: each machine counts only the failures of its own."""
+    return parallel.any(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0)
 
 
-def checkpoint_to_continue(cfg: Config, resumed: Path | None) -> Path | None:
+def checkpoint_to_continue(cfg: Config, resumed: Path | None, again: bool) -> Path | None:
     """The checkpoint to go on from: the one asked for; in a run started again, the newest. None begins anew.
 
     Raises:
         ConfigError: where a restart could not find the run, or would take another checkpoint than the one asked for.
     """
-    newest = list_checkpoints((run_dir_of(resumed) if resumed else Path(cfg.out) / cfg.name) / "checkpoints")[
-        -1:
-    ]
-    if restarts():
+    run_dir = run_dir_of(resumed) if resumed else Path(cfg.out) / cfg.name
+    newest = list_checkpoints(run_dir / "checkpoints")[-1:]
+    if again:
         return newest[0] if newest else None
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         if resumed is None and not cfg.name:
