@@ -11,7 +11,7 @@ from torch import nn
 
 from .ranks import run_ranks
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
