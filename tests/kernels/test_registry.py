@@ -210,13 +210,32 @@ def test_a_whole_layer_runs_on_the_chosen_backend(backends, recipe) -> None:
     )
 
 
-def test_a_choice_is_made_once() -> None:
-    mk.quantize_mx(X)
-    before = registry._bind.cache_info()
-    for _ in range(5):
-        mk.quantize_mx(torch.ones(7, 32))
-    after = registry._bind.cache_info()
-    assert (after.misses, after.hits) == (before.misses, before.hits + 5)
+def test_a_choice_is_made_once(monkeypatch) -> None:
+    choices = []
+    choose = registry.choose
+    monkeypatch.setattr(registry, "choose", lambda *args: choices.append(args[0]) or choose(*args))
+    registry.forget()
+    for shape in ((7, 32), (7, 32), (8, 32), (7, 32), (8, 32)):
+        mk.quantize_mx(torch.ones(shape))
+    assert choices == ["quantize"] * 2  # once a shape
+
+
+def test_what_was_checked_once_is_checked_again_if_anything_differs() -> None:
+    x, token_of = torch.ones(4, 32), torch.zeros(128, dtype=torch.int32)
+    gather = torch.ops.mx.gather
+    gather(x, token_of)
+    for bad_x, bad_token_of in (
+        (x.double(), token_of),
+        (torch.ones(32, 4).T, token_of),
+        (x[:, :31], token_of),
+        (x.to("meta"), token_of),
+        (x, token_of.long()),
+        (x, token_of[::2]),
+        (x, token_of[None]),
+    ):
+        with pytest.raises((TypeError, ValueError, NotImplementedError)):
+            gather(bad_x, bad_token_of)
+    gather(x, token_of)
 
 
 NO_DRIVER = r"""

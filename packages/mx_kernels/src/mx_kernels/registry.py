@@ -120,7 +120,59 @@ def bind(op: str, backend: str, device: torch.device, problem_type: type, *field
     return _bind(arch.active_emulation(), op, backend, device, problem_type, *fields)
 
 
+#: What `prepared` has returned, by the op's name and all that a preparation may depend on.
+_prepared: dict[tuple, Callable[..., Any]] = {}
+MAX_PREPARED = 4096
+
+
+def prepare(op: str, backend: str, args: tuple, problem_type: type, *fields) -> Callable[..., Any]:
+    """A function of tensors with the metadata of those in `args`, that runs the op on the chosen backend.
+
+    A backend may have a method `prepare(op, problem, *args)`, which works out once what depends on metadata only.
+
+    Args:
+        op: name of the op, and of the backend's method.
+        backend: see `choose`.
+        args: of the backend's method, after the problem: tensors, then perhaps other values, which are kept.
+        problem_type: its arguments follow.
+        fields: the problem's.
+    """
+    problem = problem_type(*fields)
+    chosen = choose(op, problem, args[0].device, backend)
+    if hasattr(type(chosen), "prepare"):
+        return chosen.prepare(op, problem, *args)  # type: ignore[attr-defined]
+    return with_rest(getattr(chosen, op), problem, args)
+
+
+def with_rest(method: Callable[..., Any], problem: Problem, args: tuple) -> Callable[..., Any]:
+    """A backend's method as a function of the tensors of `args`; what follows the tensors is filled in."""
+    rest = [a for a in args if not isinstance(a, torch.Tensor)]
+    return lambda *tensors: method(problem, *tensors, *rest)
+
+
+def prepared(name: str, make: Callable[..., Callable[..., Any]], args: tuple) -> Callable[..., Any]:
+    """`make(*args)`, remembered for the metadata of the tensors in `args` and the values of all else.
+
+    `make` checks its arguments and returns what runs the op. Checks look at metadata only, so a call like one that has
+    passed them needs none.
+    """
+    key: list = [name, arch.active_emulation()]
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            key += (a.dtype, a.shape, a.stride(), a.get_device(), a.data_ptr() & 15)
+        else:
+            key.append(a)
+    found = _prepared.get(hashed := tuple(key))
+    if found is None:
+        found = make(*args)
+        if len(_prepared) >= MAX_PREPARED:
+            _prepared.clear()
+        _prepared[hashed] = found
+    return found
+
+
 def forget() -> None:
     """Forget all choices (but not imported backends): after a change of `$MX_BACKEND` or a self-test."""
     _bind.cache_clear()
+    _prepared.clear()
     selftest_record.why_not_trusted.cache_clear()

@@ -69,11 +69,6 @@ def store_byte(ptr: cute.Pointer, word: Any, pred: Boolean, space: str = "global
     )
 
 
-def opaque(x: Int32) -> Int32:
-    """The same value, of which the compiler knows nothing: what follows from it is not moved out of a loop into registers."""
-    return ca.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
-
-
 def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
     """Maximum of each half, unsigned: orders non-negative bf16 pairs by value, NaN above Inf above the rest."""
     return _binary("max.u16x2 {$w0}, {$r0}, {$r1};", a, b)

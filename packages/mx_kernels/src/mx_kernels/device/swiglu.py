@@ -49,19 +49,28 @@ def swiglu(g: Float32, u: Float32, deep: bool) -> Float32:
     return g * ratio * u
 
 
+def silu_and_dg(g: Float32, u: Float32, da: Float32, weight: Float32) -> tuple[Any, Any]:
+    """silu(g), of which a = u·silu(g) and weight·da·∂a/∂u = weight·da·silu(g) are made, and weight·da·∂a/∂g.
+
+    Not for a deep gate: silu(g) may be subnormal where a is not.
+    """
+    sigmoid, complement = _sigmoid(g)
+    silu = g * sigmoid
+    return silu, weight * da * u * ptx.fma(silu, complement, sigmoid)
+
+
 def dswiglu(g: Float32, u: Float32, da: Float32, weight: Float32, deep: bool) -> tuple[Any, Any, Any]:
     """weight·da·∂a/∂g, weight·da·∂a/∂u and a, where a = silu(g)·u.
 
     d silu/dg = sigmoid·(1 + g·(1 - sigmoid)) = sigmoid + silu·(1 - sigmoid).
     """
     wda = weight * da
-    if deep:
-        ratio, complement, scale = _deep_sigmoid(g)
-        dsilu = ptx.fma(g, complement, Float32(1.0))
-        return wda * ratio * dsilu * u * scale, wda * ratio * g * scale, u * ratio * g * scale
-    sigmoid, complement = _sigmoid(g)
-    silu = g * sigmoid
-    return wda * u * ptx.fma(silu, complement, sigmoid), wda * silu, u * silu
+    if not deep:
+        silu, dg = silu_and_dg(g, u, da, weight)
+        return dg, wda * silu, u * silu
+    ratio, complement, scale = _deep_sigmoid(g)
+    dsilu = ptx.fma(g, complement, Float32(1.0))
+    return wda * ratio * dsilu * u * scale, wda * ratio * g * scale, u * ratio * g * scale
 
 
 def _sigmoid(g: Float32) -> tuple[Float32, Float32]:

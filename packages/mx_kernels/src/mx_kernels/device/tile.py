@@ -74,6 +74,22 @@ class ComputedRows(Rows):
 
 
 @dataclass(frozen=True)
+class RecomputedRows(Rows):
+    """Eight fp32 values a row, from `first` at their first use and from `again` at every other: none are kept."""
+
+    first: Callable[[int], list[Any]]
+    again: Callable[[int], list[Any]]
+    _used: set[int] = field(default_factory=set)
+
+    def values(self, step: int) -> Sequence[Any]:
+        """See Rows."""
+        if step in self._used:
+            return self.again(step)
+        self._used.add(step)
+        return self.first(step)
+
+
+@dataclass(frozen=True)
 class Bf16Rows(Rows):
     """Four words of two bf16 values a row."""
 
@@ -155,8 +171,9 @@ class WarpTile:
     def col_maxima(self, values: Rows) -> "Shared":
         """Maxima of this lane's 8 columns over the warp's 32 rows, shared out over the lanes that hold the columns."""
         columns = zip(*(values.words(s) for s in range(self.steps)), strict=True)
+        maxima = [reduce(values.maximum, c) for c in columns]
         across = tuple(d for d in (16, 8, 4, 2, 1) if d >= self.lanes)
-        return reduce_scatter([reduce(values.maximum, c) for c in columns], values.maximum, across)
+        return reduce_scatter(maxima, values.maximum, across)
 
 
 @dataclass(frozen=True)
@@ -290,7 +307,7 @@ class ScaleTile:
     def flush_blocked(self, out: cute.Pointer, tile_index: Int64, thread: Int32) -> None:
         """512 bytes to tile `tile_index` of blocked scales, by the threads 0 ≤ `thread` < 32."""
         offset = (thread & 31) * 16
-        words = self._words(offset, 4)
+        words = load_shared(self.smem + offset, 4)
         ptx.store_words(out + (tile_index * SCALE_TILE_BYTES + offset), words, (thread >= 0) & (thread < 32))
 
     def flush(
@@ -315,11 +332,12 @@ class ScaleTile:
             c = at[1] + i
             ptx.store_byte(out + scale_offset(r, c, of, blocked), staged[i], mine & (c < end[1]))
 
-    def _words(self, offset: Int32, n: int) -> list[Uint32]:
-        address = (self.smem + offset).toint()
-        pointer = cute.make_ptr(Uint32, address, cute.AddressSpace.smem, assumed_align=4 * n)
-        words = cute.make_tensor(pointer, cute.make_layout(n)).load()
-        return [words[i] for i in range(n)]
+
+def load_shared(pointer: cute.Pointer, n: int) -> list[Uint32]:
+    """`n` words of shared memory as one access."""
+    aligned = cute.make_ptr(Uint32, pointer.toint(), cute.AddressSpace.smem, assumed_align=4 * n)
+    words = cute.make_tensor(aligned, cute.make_layout(n)).load()
+    return [words[i] for i in range(n)]
 
 
 def scale_offset(r: Int32, c: Int32, cols: Int32, blocked: bool) -> Int64:

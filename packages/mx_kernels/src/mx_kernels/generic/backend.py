@@ -2,12 +2,14 @@
 
 The methods are called with a problem and tensors that the ops have checked. They never wait for the device. What depends on
 shapes only (kernel, output shapes, sizes) is worked out once for every shape and remembered as a `Plan`, because host time
-is what a small call costs. Kernels are imported at the first call, not with this module: choosing a backend needs no compiler.
+is what a small call costs; ops keep what `prepare` returns and come straight to the call after that. Kernels are imported at the first call, not with this module: choosing a backend needs no compiler.
 """
 
+import functools
 import importlib
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from mx_core.codec import storage_dtype
 from mx_core.groups import aligned_rows
 from torch import Tensor
 
-from mx_kernels import arch
+from mx_kernels import arch, registry
 from mx_kernels.generic import config
 from mx_kernels.outputs import scale_shape
 from mx_kernels.problem import (
@@ -38,6 +40,25 @@ MAX_PLANS = 4096
 
 #: Shape and dtype of a tensor to allocate.
 Spec = tuple[tuple[int, ...], torch.dtype]
+
+#: Allocates on the current CUDA device, past the dispatcher: a third of torch.empty's host time. What torch.compile's code calls.
+_empty_strided_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def empty(specs: list[tuple], device: torch.device) -> tuple[Tensor, ...]:
+    """Uninitialised tensors of these (shape, strides, dtype); a CUDA device is the current one."""
+    if device.type == "cuda" and _empty_strided_cuda:
+        return tuple([_empty_strided_cuda(*spec) for spec in specs])
+    return tuple([torch.empty_strided(s, strides, dtype=d, device=device) for s, strides, d in specs])
+
+
+def contiguous(specs: tuple[Spec, ...]) -> list[tuple]:
+    """(shape, strides, dtype) of dense tensors."""
+    found = []
+    for shape, dtype in specs:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        found.append((shape, tuple(max(s, 1) for s in strides), dtype))
+    return found
 
 
 def launch(kernel: Callable[..., Any], device: torch.device, *args: int | None) -> None:
@@ -68,7 +89,7 @@ class GroupTable:
 
     def make(self, offs: Tensor) -> Tensor:
         """Launch the kernel that makes it."""
-        table = torch.empty(self.tiles, 4, dtype=torch.int32, device=offs.device)
+        (table,) = empty([((self.tiles, 4), (4, 1), torch.int32)], offs.device)
         launch(
             self.kernel, offs.device, offs.data_ptr(), table.data_ptr(), self.groups, self.rows, self.tiles
         )
@@ -85,19 +106,23 @@ class Plan:
     sizes: tuple[int, ...] = ()
     scratch: tuple[Spec, ...] = ()
     table: GroupTable | None = None
+    _dense: tuple[list, list] = field(init=False, default=([], []))
+
+    def __post_init__(self):
+        object.__setattr__(self, "_dense", (contiguous(self.outputs), contiguous(self.scratch)))
 
     def allocate(self, device: torch.device) -> tuple[Tensor, ...]:
         """The outputs, uninitialised."""
-        return tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs])
+        return empty(self._dense[0], device)
+
+    def allocate_scratch(self, device: torch.device) -> tuple[Tensor, ...]:
+        """What the kernels need beside the outputs."""
+        return empty(self._dense[1], device)
 
     def make_table(self, offs: Tensor) -> Tensor:
         """The group table of a plan that has one."""
         assert self.table is not None
         return self.table.make(offs)
-
-    def allocate_scratch(self, device: torch.device) -> list[Tensor]:
-        """What the kernels need beside the outputs."""
-        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.scratch]
 
 
 class MemoryBoundBackend:
@@ -133,132 +158,179 @@ class MemoryBoundBackend:
             plan = self._plans[full_key] = make(problem, arch.target_of(x.device), *key)
         return plan
 
-    # quantise --------------------------------------------------------------------------------------------------------
+    def prepare(self, op: str, problem: Problem, *args: Any) -> Callable[..., Any]:
+        """A function of tensors like those in `args`, that does what the method `op` does (registry.prepare)."""
+        if getattr(problem, "format", None) in (None, *FP8_FORMATS) and op in _OPS:
+            return self._prepare(op, problem, *args)
+        return registry.with_rest(
+            getattr(self, op), problem, args
+        )  # a subclass does something around the method
+
+    def _prepare(self, op: str, problem: Problem, *args: Any) -> Callable[..., Any]:
+        make, key_of, run, aligned = _OPS[op]
+        x = args[0]
+        for tensor in args[:aligned]:
+            if tensor.data_ptr() % 16:
+                raise ValueError(f"{op}: expected data at a multiple of 16 bytes, got {tensor.data_ptr():#x}")
+        plan = self._plan(make, problem, x, *key_of(*args))
+        call, index = functools.partial(run, plan), x.get_device()
+        if index < 0:
+            return call
+
+        def on_device(*tensors: Tensor):
+            if torch._C._cuda_getDevice() == index:
+                return call(*tensors)
+            with torch.cuda.device(index):
+                return call(*tensors)
+
+        return on_device
 
     def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
         """Codes and scales of each orientation asked for."""
-        groups = 0 if offs is None else offs.shape[0]
-        plan = self._plan(_plan_quantize, problem, x, x.shape, x.stride(), x.data_ptr() % 16 == 0, groups)
-        return self._quantize(plan, x, offs, None, None)
+        return self._prepare("quantize", problem, x, offs)(x, offs)
 
     def gather_quantize(
         self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Codes and scales of each orientation of the gathered rows; the weights scale the column copy only."""
-        plan = self._plan(
-            _plan_gather_quantize, problem, x, x.shape, x.data_ptr() % 16 == 0, token_of.shape[0]
-        )
-        return self._quantize(plan, x, None, token_of, slot_weights)
-
-    def _quantize(self, plan, x, offs, token_of, weights) -> tuple[Tensor, ...]:
-        device = x.device
-        out = plan.allocate(device)
-        if plan.kernel is None:
-            return out
-        if offs is not None:
-            token_of = plan.make_table(offs)
-        pointers = [t.data_ptr() for t in out]
-        if plan.problem.orientation == "row":
-            pointers += 0, 0
-        elif plan.problem.orientation == "col":
-            pointers = [0, 0, *pointers]
-        launch(plan.kernel, device, x.data_ptr(), address(token_of), address(weights), *pointers, *plan.sizes)
-        return out
-
-    # rows of tokens --------------------------------------------------------------------------------------------------
+        args = x, token_of, slot_weights
+        return self._prepare("gather_quantize", problem, *args)(*args)
 
     def route(self, problem: RouteProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """slot_of, token_of and offs."""
-        plan = self._plan(_plan_route, problem, topk_ids, topk_ids.shape[0])
-        device = topk_ids.device
-        slot_of, token_of, offs = plan.allocate(device)
-        if plan.kernel is None:
-            return slot_of, token_of.fill_(-1), offs.zero_()
-        (counts,) = plan.allocate_scratch(device)
-        tensors = topk_ids, slot_of, token_of, offs, counts
-        launch(plan.kernel, device, *[t.data_ptr() for t in tensors], *plan.sizes)
-        return slot_of, token_of, offs
+        return self._prepare("route", problem, topk_ids)(topk_ids)
 
     def slot_weights(
         self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
     ) -> Tensor:
         """Router weights by row."""
-        plan = self._plan(_plan_slot_weights, problem, weights, weights.shape[0], rows)
-        (out,) = plan.allocate(weights.device)
-        if plan.kernel is None:
-            return out.zero_()
-        pointers = weights.data_ptr(), slot_of.data_ptr(), out.data_ptr()
-        launch(plan.kernel, weights.device, *pointers, *plan.sizes)
-        return out
+        return self._prepare("slot_weights", problem, weights, slot_of, rows)(weights, slot_of)
 
     def gather(self, problem: GatherProblem, x: Tensor, token_of: Tensor) -> Tensor:
         """Rows of tokens, unquantised."""
-        plan = self._plan(_plan_gather, problem, x, token_of.shape[0], x.shape[1])
-        (out,) = plan.allocate(x.device)
-        if plan.kernel is not None:
-            launch(plan.kernel, x.device, x.data_ptr(), token_of.data_ptr(), out.data_ptr(), *plan.sizes)
-        return out
+        return self._prepare("gather", problem, x, token_of)(x, token_of)
 
     def combine(self, problem: CombineProblem, y: Tensor, slot_of: Tensor, weights: Tensor | None) -> Tensor:
         """The weighted sum over a token's slots."""
-        plan = self._plan(_plan_combine, problem, y, slot_of.shape[0], y.shape[1], weights is not None)
-        (out,) = plan.allocate(y.device)
-        if plan.kernel is not None:
-            pointers = y.data_ptr(), slot_of.data_ptr(), address(weights), out.data_ptr()
-            launch(plan.kernel, y.device, *pointers, *plan.sizes)
-        return out
+        return self._prepare("combine", problem, y, slot_of, weights)(y, slot_of, weights)
 
     def combine_backward(
         self, problem: CombineProblem, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Dy by row and dweights."""
-        plan = self._plan(_plan_combine_backward, problem, y, slot_of.shape[0], *y.shape)
-        dy, dweights = plan.allocate(y.device)
-        if plan.kernel is None:
-            return dy.zero_(), dweights.zero_()
-        tensors = dout, y, slot_of, weights, dy, dweights, *plan.allocate_scratch(y.device)
-        launch(plan.kernel, y.device, *[t.data_ptr() for t in tensors], *plan.sizes)
-        return dy, dweights
-
-    # SwiGLU ----------------------------------------------------------------------------------------------------------
+        args = dout, y, slot_of, weights
+        return self._prepare("combine_backward", problem, *args)(*args)
 
     def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """silu(gate)·up: a tensor, or codes and scales."""
-        plan = self._plan(_plan_swiglu, problem, h, *h.shape, offs.shape[0])
-        out = plan.allocate(h.device)
-        if plan.kernel is not None:
-            table = plan.make_table(
-                offs
-            )  # kept until the launch: an emulated one has no stream to order reuse
-            pointers = [t.data_ptr() for t in (h, table, *out)]
-            launch(plan.kernel, h.device, *pointers, *[0] * (4 - len(pointers)), *plan.sizes)
-        return out[0] if problem.format is None else out
+        return self._prepare("swiglu", problem, h, offs)(h, offs)
 
     def dswiglu(
         self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
     ) -> tuple[Tensor, ...]:
         """Plain: dh, w·a, dw. Quantised: dh along 2H, with `columns` dh and a down the rows, dw."""
-        plan = self._plan(_plan_dswiglu, problem, da, *da.shape, offs.shape[0])
-        out = plan.allocate(da.device)
-        if plan.kernel is None:
-            return out
-        *results, dw = out
-        if (
-            problem.format is not None
-            and problem.layout is ScaleLayout.BLOCKED_128X4
-            and da.shape[1] % 128 != 0
-        ):
-            for scale in results[1::2]:
-                scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
-        pointers = [t.data_ptr() for t in results]
-        if problem.format is None:
-            pointers = [pointers[0], 0, 0, 0, pointers[1], 0]
-        pointers += [0] * (6 - len(pointers))
-        (shares,) = plan.allocate_scratch(da.device)
-        table = plan.make_table(offs)  # kept until the launch
-        inputs = [t.data_ptr() for t in (da, h, slot_weights, table)]
-        launch(plan.kernel, da.device, *inputs, *pointers, shares.data_ptr(), dw.data_ptr(), *plan.sizes)
+        args = da, h, slot_weights, offs
+        return self._prepare("dswiglu", problem, *args)(*args)
+
+
+# calls: allocate, launch ---------------------------------------------------------------------------------------------
+
+
+def _quantize(plan: Plan, x: Tensor, offs: Tensor | None = None) -> tuple[Tensor, ...]:
+    table = None if offs is None or plan.kernel is None else plan.make_table(offs)
+    return _quantize_rows(plan, x, table)
+
+
+def _quantize_rows(
+    plan: Plan, x: Tensor, row_index: Tensor | None, weights: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """`row_index`: a group table, or token_of."""
+    device = x.device
+    out = plan.allocate(device)
+    if plan.kernel is None:
         return out
+    pointers = [t.data_ptr() for t in out]
+    if len(pointers) == 2:
+        row = plan.problem.orientation == "row"  # type: ignore[missing-attribute]
+        pointers = [*pointers, 0, 0] if row else [0, 0, *pointers]
+    launch(plan.kernel, device, x.data_ptr(), address(row_index), address(weights), *pointers, *plan.sizes)
+    return out
+
+
+def _route(plan: Plan, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    device = topk_ids.device
+    slot_of, token_of, offs = plan.allocate(device)
+    if plan.kernel is None:
+        return slot_of, token_of.fill_(-1), offs.zero_()
+    (counts,) = plan.allocate_scratch(device)
+    tensors = topk_ids, slot_of, token_of, offs, counts
+    launch(plan.kernel, device, *[t.data_ptr() for t in tensors], *plan.sizes)
+    return slot_of, token_of, offs
+
+
+def _slot_weights(plan: Plan, weights: Tensor, slot_of: Tensor) -> Tensor:
+    (out,) = plan.allocate(weights.device)
+    if plan.kernel is None:
+        return out.zero_()
+    pointers = weights.data_ptr(), slot_of.data_ptr(), out.data_ptr()
+    launch(plan.kernel, weights.device, *pointers, *plan.sizes)
+    return out
+
+
+def _gather(plan: Plan, x: Tensor, token_of: Tensor) -> Tensor:
+    (out,) = plan.allocate(x.device)
+    if plan.kernel is not None:
+        launch(plan.kernel, x.device, x.data_ptr(), token_of.data_ptr(), out.data_ptr(), *plan.sizes)
+    return out
+
+
+def _combine(plan: Plan, y: Tensor, slot_of: Tensor, weights: Tensor | None = None) -> Tensor:
+    (out,) = plan.allocate(y.device)
+    if plan.kernel is not None:
+        pointers = y.data_ptr(), slot_of.data_ptr(), address(weights), out.data_ptr()
+        launch(plan.kernel, y.device, *pointers, *plan.sizes)
+    return out
+
+
+def _combine_backward(
+    plan: Plan, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    dy, dweights = plan.allocate(y.device)
+    if plan.kernel is None:
+        return dy.zero_(), dweights.zero_()
+    tensors = dout, y, slot_of, weights, dy, dweights, *plan.allocate_scratch(y.device)
+    launch(plan.kernel, y.device, *[t.data_ptr() for t in tensors], *plan.sizes)
+    return dy, dweights
+
+
+def _swiglu(plan: Plan, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    out = plan.allocate(h.device)
+    if plan.kernel is not None:
+        table = plan.make_table(offs)  # kept until the launch: an emulated one has no stream to order reuse
+        pointers = [t.data_ptr() for t in (h, table, *out)]
+        launch(plan.kernel, h.device, *pointers, *[0] * (4 - len(pointers)), *plan.sizes)
+    return out[0] if len(out) == 1 else out
+
+
+def _dswiglu(plan: Plan, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor) -> tuple[Tensor, ...]:
+    problem, device = plan.problem, da.device
+    assert isinstance(problem, DSwigluProblem)
+    out = plan.allocate(device)
+    if plan.kernel is None:
+        return out
+    *results, dw = out
+    pointers = [t.data_ptr() for t in results]
+    if problem.format is None:
+        pointers = [pointers[0], 0, 0, 0, pointers[1], 0]
+    elif problem.layout is ScaleLayout.BLOCKED_128X4 and da.shape[1] % 128 != 0:
+        for scale in results[1::2]:
+            scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
+    pointers += [0] * (6 - len(pointers))
+    (shares,) = plan.allocate_scratch(device)
+    table = plan.make_table(offs)  # kept until the launch
+    inputs = [t.data_ptr() for t in (da, h, slot_weights, table)]
+    launch(plan.kernel, device, *inputs, *pointers, shares.data_ptr(), dw.data_ptr(), *plan.sizes)
+    return out
 
 
 # plans ---------------------------------------------------------------------------------------------------------------
@@ -300,11 +372,10 @@ def _orientations(shape: tuple[int, ...], problem) -> tuple[Spec, ...]:
 
 
 def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=False, compact=False):
+    """The kernel and its tile."""
     bits = problem.dtype.itemsize * 8
-    return _kernel(
-        "quantize",
-        "QuantizeKernel",
-        target,
+    tile = config.quantize_tile(bits, problem.orientation, source == "gather", weighted, vector)
+    key = (
         _scaling(problem),
         bits,
         problem.orientation != "col",
@@ -314,8 +385,9 @@ def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=Fal
         weighted,
         compact,
         vector,
-        config.quantize_tile(bits, problem.orientation, source == "gather", weighted, vector),
+        tile,
     )
+    return _kernel("quantize", "QuantizeKernel", target, *key), tile
 
 
 def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bool, groups: int) -> Plan:
@@ -335,7 +407,7 @@ def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bo
     pitches = [s * size for s in strides[:-1]]
     vector = aligned and cols % 8 == 0 and all(p % 16 == 0 for p in pitches)
     source = "grouped" if groups else "dense"
-    kernel = _quantize_kernel(problem, target, vector, source, compact=compact)
+    kernel, _ = _quantize_kernel(problem, target, vector, source, compact=compact)
     sizes = out_rows, cols, pitches[-1], pitches[0] if batch else 0, batch[0] if batch else 1, -(-cols // 128)
     table = _table(target, problem.row_map, out_rows // 128 + compact, groups, rows) if groups else None
     return Plan(problem, kernel, outputs, sizes, table=table)
@@ -348,8 +420,8 @@ def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned
         return Plan(problem, None, outputs)
     if rows > MAX_ROWS:
         raise ValueError(f"token_of: expected at most {MAX_ROWS} rows, got {rows}")
-    kernel = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
-    band = min(config.GATHER_QUANTIZE_BAND, -(-cols // 128))
+    kernel, tile = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
+    band = min(config.gather_quantize_band(tile), -(-cols // (128 * tile.strip)))
     return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band))
 
 
@@ -425,8 +497,42 @@ def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups
     if rows == 0 or width == 0:
         return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
-    tile = config.dswiglu_tile(bits, columns)
-    kernel = _kernel("swiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
+    tile = config.dswiglu_tile(bits, quantized, columns)
+    kernel = _kernel("dswiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
     shares = ((tile.warps_over(width), rows), torch.float32)
     table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
     return Plan(problem, kernel, outputs, (rows, width), (shares,), table)
+
+
+#: Op → its plan, what of its arguments the plan depends on, the call, and how many tensors are read 16 bytes at a time.
+_OPS: dict[str, tuple[Callable[..., Plan], Callable[..., tuple], Callable[..., Any], int]] = {
+    "quantize": (
+        _plan_quantize,
+        lambda x, offs: (x.shape, x.stride(), x.data_ptr() % 16 == 0, 0 if offs is None else offs.shape[0]),
+        _quantize,
+        0,
+    ),
+    "gather_quantize": (
+        _plan_gather_quantize,
+        lambda x, token_of, _: (x.shape, x.data_ptr() % 16 == 0, token_of.shape[0]),
+        _quantize_rows,
+        0,
+    ),
+    "route": (_plan_route, lambda ids: (ids.shape[0],), _route, 0),
+    "slot_weights": (_plan_slot_weights, lambda w, slot_of, rows: (w.shape[0], rows), _slot_weights, 0),
+    "gather": (_plan_gather, lambda x, token_of: (token_of.shape[0], x.shape[1]), _gather, 1),
+    "combine": (
+        _plan_combine,
+        lambda y, slot_of, w: (slot_of.shape[0], y.shape[1], w is not None),
+        _combine,
+        1,
+    ),
+    "combine_backward": (
+        _plan_combine_backward,
+        lambda dout, y, slot_of, w: (slot_of.shape[0], *y.shape),
+        _combine_backward,
+        2,
+    ),
+    "swiglu": (_plan_swiglu, lambda h, offs: (*h.shape, offs.shape[0]), _swiglu, 1),
+    "dswiglu": (_plan_dswiglu, lambda da, h, w, offs: (*da.shape, offs.shape[0]), _dswiglu, 2),
+}

@@ -13,15 +13,22 @@ class TileConfig:
     lanes: lanes of a warp side by side over a row, 8 columns each (see device/tile.py); also the rows a lane holds.
     cols: width of the CTA tile, 128 rows high.
     min_blocks: CTAs that must fit on a multiprocessor: the register budget.
+    strip: tiles that a CTA takes side by side; it copies the next one to shared memory while it works on one.
     """
 
     lanes: int
     min_blocks: int
     cols: int = 128
+    strip: int = 1
+
+    @property
+    def warps_across(self) -> int:
+        """Warps side by side over a CTA tile."""
+        return self.cols // (8 * self.lanes)
 
     def warps_over(self, width: int) -> int:
         """Warp tiles side by side over whole CTA tiles that cover `width` columns."""
-        return -(-width // self.cols) * self.cols // (8 * self.lanes)
+        return -(-width // self.cols) * self.warps_across
 
 
 def quantize_tile(
@@ -29,15 +36,26 @@ def quantize_tile(
 ) -> TileConfig:
     """Tile of a quantiser: bf16 in tiles of 32 × 64 a warp, fp32, which needs twice the registers, of 32 × 32.
 
-    Gathered rows wait for their index first and want more CTAs to hide it.
+    A gather waits for its index before its rows: more CTAs hide that, or a strip, whose second tile need not wait.
     """
     if element_bits == 32:
         return TileConfig(lanes=4, min_blocks=2 if vector and not weighted else 1)
-    if weighted:
-        return TileConfig(lanes=16, min_blocks=3)
     if not gather:
         return TileConfig(lanes=8, min_blocks=2)
-    return TileConfig(lanes=8, min_blocks=3 if orientation == "dual" else 4)
+    if not vector:
+        return TileConfig(lanes=8, min_blocks=2)
+    if weighted:
+        return TileConfig(lanes=8, min_blocks=2, strip=2)
+    return (
+        TileConfig(lanes=8, min_blocks=3)
+        if orientation == "dual"
+        else TileConfig(lanes=8, min_blocks=3, strip=2)
+    )
+
+
+def gather_quantize_band(tile: TileConfig) -> int:
+    """See GATHER_BAND."""
+    return 1 if tile.strip > 1 else 2
 
 
 def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
@@ -47,23 +65,22 @@ def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
     return TileConfig(lanes=8, min_blocks=3) if quantized else TileConfig(lanes=4, min_blocks=2, cols=64)
 
 
-def dswiglu_tile(element_bits: int, columns: bool) -> TileConfig:
+def dswiglu_tile(element_bits: int, quantized: bool, columns: bool) -> TileConfig:
     """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements.
 
-    With the column copies, 128 registers (two CTAs of 256 threads) are a few too few, hence narrower CTAs and 168.
+    Inputs wait in shared memory, not in registers.
     """
-    if columns and element_bits == 16:
-        return TileConfig(lanes=4, min_blocks=3, cols=32)
-    return TileConfig(lanes=4, min_blocks=2 if element_bits == 16 else 1, cols=64)
+    if element_bits == 32:
+        return TileConfig(lanes=4, min_blocks=2, cols=32)
+    return TileConfig(lanes=4, min_blocks=2, cols=64)
 
 
 #: Plain gather.
 GATHER_TILE = TileConfig(lanes=16, min_blocks=2)
 
-#: Columns of tiles walked side by side when rows are gathered: x is then read a slice of columns at a time, which stays in
+#: Strips of tiles walked side by side when rows are gathered: x is then read a slice of columns at a time, which stays in
 #: L2 while the experts' rows come back to it. A dense walk takes whole rows.
 GATHER_BAND = 1
-GATHER_QUANTIZE_BAND = 2
 
 #: route: choices are counted and placed in chunks, one a CTA of ROUTE_THREADS; every CTA reads all chunks' counts.
 ROUTE_THREADS = 256

@@ -18,6 +18,7 @@ from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.device.scan import exclusive_scan
 from mx_kernels.device.tile import ROWS
 
+REAL = 1  # column of the table
 THREADS = 512
 WARPS = THREADS // 32
 
@@ -116,3 +117,9 @@ def write_row(table: cute.Tensor, unit: Int32, start: Int32, real: Int32, first:
     table[unit, 1] = real
     table[unit, 2] = first
     table[unit, 3] = first + count
+
+
+@cute.jit
+def real_rows(table: cute.Pointer, tile_row: Int32):
+    """How many of a 128-row unit's rows are real."""
+    return cute.make_tensor(table, cute.make_layout(1 << 30))[tile_row * 4 + REAL]

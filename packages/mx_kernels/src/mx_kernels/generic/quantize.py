@@ -10,12 +10,13 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.cute.arch as ca
-from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from mx_kernels.device import ptx
-from mx_kernels.device.launch import fake_pointer, fake_stream
+from mx_kernels.device.launch import carveout, fake_pointer, fake_stream
 from mx_kernels.device.mx import BlockScaling
+from mx_kernels.device.stage import Lookahead
 from mx_kernels.device.tile import (
     BLOCK,
     ROWS,
@@ -50,10 +51,28 @@ class QuantizeKernel:
     vector: bool
     config: TileConfig
 
+    def __post_init__(self):
+        assert self.config.strip == 1 or (self.source == "gather" and self.vector)
+
     @property
     def tile(self) -> WarpTile:
         """Who holds what."""
         return WarpTile(self.config.lanes)
+
+    @property
+    def access(self) -> RowAccess:
+        """How a lane reads and writes."""
+        return RowAccess(self.element_bits, self.vector)
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """Room for the next tile of a strip."""
+        return Lookahead(self.tile, self.access, 1)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Scale bytes of every tile of a strip, and the look-ahead if there is a next tile."""
+        return 2 * SCALE_TILE_BYTES * self.config.strip + (self.config.strip > 1) * self.lookahead.bytes
 
     def build(self):
         """Function and arguments for `jit.compiled`."""
@@ -86,9 +105,9 @@ class QuantizeKernel:
     ):
         """X is read as bytes: `row_bytes`, `batch_bytes` from one row and one matrix to the next.
 
-        The tiles are walked `band` columns of tiles wide: across, then down the rows, then the next band.
+        The tiles are walked `band` strips of tiles wide: across, then down the rows, then the next band.
         """
-        bands = cute.ceil_div(cute.ceil_div(cols, self.tile.cols), band)
+        bands = cute.ceil_div(cute.ceil_div(cols, self.tile.cols * self.config.strip), band)
         self.kernel(
             x,
             row_index,
@@ -105,7 +124,7 @@ class QuantizeKernel:
             grid=(band, cute.ceil_div(rows, ROWS) + self.compact, bands * batch),
             block=(self.tile.threads, 1, 1),
             min_blocks_per_mp=self.config.min_blocks,
-            preferred_smem_carveout=16,
+            preferred_smem_carveout=carveout(self.smem_bytes, self.config.min_blocks),
             stream=stream,
         )
 
@@ -124,79 +143,93 @@ class QuantizeKernel:
         row_bytes: Int32,
         batch_bytes: Int64,
     ):
-        tile, access = self.tile, RowAccess(self.element_bits, self.vector)
-        smem = SmemAllocator().allocate(2 * SCALE_TILE_BYTES, 16)
-        row_scales, col_scales = ScaleTile(smem), ScaleTile(smem + SCALE_TILE_BYTES)
-
+        tile, access, strip = self.tile, self.access, self.config.strip
+        smem = SmemAllocator().allocate(self.smem_bytes, 16)
+        stage = smem + 2 * SCALE_TILE_BYTES * strip
         tile_col, tile_row, outer = ca.block_idx()
         batch = outer
         if cutlass.const_expr(self.source == "gather"):
-            batch, tile_col = Int32(0), tile_col + outer * ca.grid_dim()[0]
+            batch, tile_col = Int32(0), (tile_col + outer * ca.grid_dim()[0]) * strip
         local_row, local_col = tile.place()
-        col = tile_col * tile.cols + local_col
-        source, valid, first, end = self.place_rows(row_index, tile_row, access, col, rows, cols)
+        source, present, first, end = self.place_rows(row_index, tile_row, rows)
         ids = tile.rows(first + local_row)
-        limit = access.limit(col, cols, end)
-        exists = [i < limit for i in ids]
+        row_weights = spread(tile, weights, first, end, 0) if self.weighted else []
+        per_row = [w.bitcast(Float32) for w in row_weights]
 
-        lane = x + (Int64(batch) * batch_bytes + col * (self.element_bits // 8))
-        words = [
-            access.load(lane + Int64(r) * Int64(row_bytes), col, cols, v)
-            for r, v in zip(source, valid, strict=True)
-        ]
-        values = col_values = access.as_rows(words)
-        if cutlass.const_expr(self.weighted):
-            per_row = spread(tile, weights, first, end, 0)
-            col_values = WeightedRows(values, [w.bitcast(Float32) for w in per_row])
-        offset = Int64(batch) * rows * cols + col
-        TileQuantizer(self.scaling, tile, access)(
-            (values, Target(row_data + offset, row_scales)) if self.row else None,
-            (col_values, Target(col_data + offset, col_scales)) if self.col else None,
-            ids,
-            exists,
-            col,
-            cols,
-        )
+        def rows_at(col):
+            """Pointers to this lane's column of its rows, and which of them are there."""
+            lane = x + (Int64(batch) * batch_bytes + col * (self.element_bits // 8))
+            pointers = [lane + Int64(r) * Int64(row_bytes) for r in source]
+            return pointers, [p & (col < cols) for p in present]
 
+        for n in cutlass.range_constexpr(strip):
+            col = (tile_col + n) * tile.cols + local_col
+            if cutlass.const_expr(n == 0):
+                loaded = [access.load(p, col, cols, v) for p, v in zip(*rows_at(col), strict=True)]
+                values = access.as_rows(loaded)
+            else:
+                ca.cp_async_wait_group(0)
+                values = self.lookahead.rows(stage, 0)
+            if cutlass.const_expr(n + 1 < strip):
+                self.lookahead.copy(stage, 0, *rows_at(col + tile.cols))
+                ca.cp_async_commit_group()
+            col_values = WeightedRows(values, per_row) if self.weighted else values
+            offset = Int64(batch) * rows * cols + col
+            row_scales, col_scales = self.scale_tiles(smem, n)
+            limit = access.limit(col, cols, end)
+            TileQuantizer(self.scaling, tile, access)(
+                (values, Target(row_data + offset, row_scales)) if self.row else None,
+                (col_values, Target(col_data + offset, col_scales)) if self.col else None,
+                ids,
+                [i < limit for i in ids],
+                col,
+                cols,
+            )
         ca.barrier()
+        for n in cutlass.range_constexpr(strip):
+            at = batch, tile_row, tile_col + n, first, end
+            self.flush_scales(row_scale, col_scale, self.scale_tiles(smem, n), at, rows, cols)
+
+    def scale_tiles(self, smem: cute.Pointer, n: int) -> tuple[ScaleTile, ScaleTile]:
+        """Where the n-th tile of a strip stages its scale bytes, by row and by column."""
+        return ScaleTile(smem + 2 * n * SCALE_TILE_BYTES), ScaleTile(smem + (2 * n + 1) * SCALE_TILE_BYTES)
+
+    def flush_scales(self, row_scale, col_scale, scales, at, rows, cols):
+        """A tile's staged scale bytes, to global memory."""
+        batch, tile_row, tile_col, first, end = at
+        row_scales, col_scales = scales
         row_tiles, col_tiles = Int64(cute.ceil_div(rows, ROWS)), Int64(cute.ceil_div(cols, self.tile.cols))
-        # The last band may be narrower, and compact rows have one more row of tiles: no scales are there.
+        # The last strip may be narrower, and compact rows have one more row of tiles: no scales are there.
         there = (tile_row < row_tiles) & (tile_col < col_tiles)
         writer = Int32(cutlass.select_(there, ca.thread_idx()[0], Int32(-1)))
         row_blocks, col_blocks = cute.ceil_div(rows, BLOCK), cute.ceil_div(cols, BLOCK)
-        if cutlass.const_expr(self.row and self.blocked):
+        if self.row and self.blocked:
             index = (batch * row_tiles + tile_row) * col_tiles + tile_col
             row_scales.flush_blocked(row_scale, index, writer)
-        elif cutlass.const_expr(self.row):
+        elif self.row:
             out = row_scale + Int64(batch) * rows * col_blocks
             row_scales.flush(out, (first, tile_col * 4), (end, col_blocks), col_blocks, False, 4)
-        if cutlass.const_expr(self.col and self.blocked):
+        if self.col and self.blocked:
             col_scales.flush_blocked(
                 col_scale, (batch * col_tiles + tile_col) * row_tiles + tile_row, writer - 32
             )
-        elif cutlass.const_expr(self.col):
-            out = col_scale + Int64(batch) * cols * row_blocks
-            col_scales.flush(
-                out, (tile_col * tile.cols, tile_row * 4), (cols, row_blocks), row_blocks, False, 4
-            )
+        elif self.col:
+            out, at = col_scale + Int64(batch) * cols * row_blocks, (tile_col * self.tile.cols, tile_row * 4)
+            col_scales.flush(out, at, (cols, row_blocks), row_blocks, False, 4)
 
-    def place_rows(self, row_index, tile_row: Int32, access: RowAccess, col: Int32, rows: Int32, cols: Int32):
+    def place_rows(self, row_index, tile_row: Int32, rows: Int32):
         """This lane's rows of x and which of them there are; first and end row of the tile in the output."""
         tile = self.tile
         local_row, _ = tile.place()
         first = tile_row * ROWS
         if self.source == "dense":
             ids = tile.rows(first + local_row)
-            limit = access.limit(col, cols, rows)
-            return ids, [i < limit for i in ids], first, rows
+            return ids, [i < rows for i in ids], first, rows
         if self.source == "gather":
             tokens = [Int32(t) for t in spread(tile, row_index, first, rows, -1)]
-            limit = access.limit(col, cols, Int32(0x7FFF_FFFF))
-            # As unsigned numbers -1 and what lies past the end are large.
-            return tokens, [Uint32(t) < Uint32(limit) for t in tokens], first, rows
+            return tokens, [t >= 0 for t in tokens], first, rows
         start, real, first, end = (
             Int32(v) for v in ptx.load_v4(row_index + Int64(tile_row) * 4, Boolean(True))
         )
-        limit = access.limit(col, cols, real)
         local = tile.rows(local_row)
-        return [start + r for r in local], [r < limit for r in local], first, end
+        return [start + r for r in local], [r < real for r in local], first, end

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mx_kernels import registry
+
 LIBRARY = torch.library.Library("mx", "DEF")
 
 
@@ -30,6 +32,26 @@ def define(
     torch.library.register_fake(f"mx::{name}", fake, lib=LIBRARY)
     if not differentiable:
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def define_prepared(
+    schema: str, make: Callable[..., Any], fake: Callable[..., Any], *, differentiable: bool = False
+) -> None:
+    """Define torch.ops.mx.<name> by a function that checks the arguments and returns what runs the op on them.
+
+    Args:
+        schema: "name(args) -> results".
+        make: takes the arguments, checks them, and returns a function of those arguments that are tensors. It is called once for every kind of arguments (registry.prepared).
+        fake: see `define`.
+        differentiable: see `define`.
+    """
+    name = schema.partition("(")[0]
+
+    def impl(*args):
+        run = registry.prepared(name, make, args)
+        return run(*[a for a in args if isinstance(a, torch.Tensor)])
+
+    define(schema, impl, fake, differentiable=differentiable)
 
 
 def define_composite(schema: str, function: Callable[..., Any]) -> None:

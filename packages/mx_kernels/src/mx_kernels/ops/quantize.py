@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mx_kernels import registry
 from mx_kernels.ops.checks import check_offs
-from mx_kernels.ops.library import define
+from mx_kernels.ops.library import define_prepared
 from mx_kernels.outputs import as_mx, empty_quantized
 from mx_kernels.problem import FLOAT_DTYPES, QuantizeProblem
 
@@ -46,20 +46,18 @@ def _orientation(axis: int, offs: Tensor | None, row_map: str) -> str:
 def _quantize(x, format, axis, rounding, layout, offs=None, row_map: Any = "aligned", backend="auto"):
     _check(x, offs)
     orientation = _orientation(axis, offs, row_map)
-    run = registry.bind(
-        "quantize", backend, x.device, QuantizeProblem,
+    return registry.prepare(
+        "quantize", backend, (x, offs), QuantizeProblem,
         x.dtype, format, rounding, layout, orientation, x.ndim, offs is not None, row_map,
     )  # fmt: skip
-    return run(x, offs)
 
 
 def _quantize_dual(x, format, rounding, layout, offs=None, backend="auto"):
     _check(x, offs)
-    run = registry.bind(
-        "quantize", backend, x.device, QuantizeProblem,
+    return registry.prepare(
+        "quantize", backend, (x, offs), QuantizeProblem,
         x.dtype, format, rounding, layout, "dual", x.ndim, offs is not None, "aligned",
     )  # fmt: skip
-    return run(x, offs)
 
 
 def _empty(x: Tensor, axis: int, format: str, layout: str, offs: Tensor | None, row_map: str):
@@ -85,13 +83,13 @@ def _quantize_dual_fake(x, format, rounding, layout, offs=None, backend="auto"):
     return *_empty(x, -1, format, layout, offs, "aligned"), *_empty(x, -2, format, layout, offs, "aligned")
 
 
-define(
+define_prepared(
     "quantize(Tensor x, str format, int axis, str rounding, str layout, Tensor? offs=None, str row_map='aligned', "
     "str backend='auto') -> (Tensor data, Tensor scale)",
     _quantize,
     _quantize_fake,
 )
-define(
+define_prepared(
     "quantize_dual(Tensor x, str format, str rounding, str layout, Tensor? offs=None, str backend='auto') "
     "-> (Tensor row_data, Tensor row_scale, Tensor col_data, Tensor col_scale)",
     _quantize_dual,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mx_kernels import registry
 from mx_kernels.ops.checks import check_aligned, check_matrix, check_tensor
-from mx_kernels.ops.library import define
+from mx_kernels.ops.library import define_prepared
 from mx_kernels.outputs import as_mx, empty_quantized
 from mx_kernels.problem import (
     ID_DTYPES,
@@ -44,10 +44,8 @@ def _check_route(topk_ids: Tensor, num_experts: int) -> None:
 
 def _route(topk_ids, num_experts, backend="auto"):
     _check_route(topk_ids, num_experts)
-    run = registry.bind(
-        "route", backend, topk_ids.device, RouteProblem, topk_ids.dtype, topk_ids.shape[1], num_experts
-    )
-    return run(topk_ids)
+    problem = RouteProblem, topk_ids.dtype, topk_ids.shape[1], num_experts
+    return registry.prepare("route", backend, (topk_ids,), *problem)
 
 
 def _route_fake(topk_ids, num_experts, backend="auto"):
@@ -59,7 +57,7 @@ def _route_fake(topk_ids, num_experts, backend="auto"):
     )
 
 
-define(
+define_prepared(
     "route(Tensor topk_ids, int num_experts, str backend='auto') -> (Tensor slot_of, Tensor token_of, Tensor offs)",
     _route,
     _route_fake,
@@ -77,9 +75,8 @@ def _slot_weights(weights, slot_of, rows, backend="auto"):
     _check_slots(slot_of, slot_of.device)
     check_tensor("weights", weights, slot_of.shape, _FLOAT32, slot_of.device)
     check_aligned("rows", rows)
-    return registry.bind("slot_weights", backend, slot_of.device, SlotWeightsProblem, slot_of.shape[1])(
-        weights, slot_of, rows
-    )
+    args = weights, slot_of, rows
+    return registry.prepare("slot_weights", backend, args, SlotWeightsProblem, slot_of.shape[1])
 
 
 def _slot_weights_fake(weights, slot_of, rows, backend="auto"):
@@ -89,7 +86,7 @@ def _slot_weights_fake(weights, slot_of, rows, backend="auto"):
     return weights.new_empty(rows)
 
 
-define(
+define_prepared(
     "slot_weights(Tensor weights, Tensor slot_of, SymInt rows, str backend='auto') -> Tensor",
     _slot_weights,
     _slot_weights_fake,
@@ -109,7 +106,7 @@ def _check_gather(x: Tensor, token_of: Tensor, slot_weights: Tensor | None = Non
 
 def _gather(x, token_of, backend="auto"):
     _check_gather(x, token_of)
-    return registry.bind("gather", backend, x.device, GatherProblem, x.dtype)(x, token_of)
+    return registry.prepare("gather", backend, (x, token_of), GatherProblem, x.dtype)
 
 
 def _gather_fake(x, token_of, backend="auto"):
@@ -130,11 +127,10 @@ def _gather_orientation(axis: int, slot_weights: Tensor | None) -> str:
 def _gather_quantize(x, token_of, slot_weights, format, axis, rounding, layout, backend="auto"):
     _check_gather(x, token_of, slot_weights)
     orientation = _gather_orientation(axis, slot_weights)
-    run = registry.bind(
-        "gather_quantize", backend, x.device, GatherQuantizeProblem,
+    return registry.prepare(
+        "gather_quantize", backend, (x, token_of, slot_weights), GatherQuantizeProblem,
         x.dtype, format, rounding, layout, orientation, slot_weights is not None,
     )  # fmt: skip
-    return run(x, token_of, slot_weights)
 
 
 def _gather_quantize_fake(x, token_of, slot_weights, format, axis, rounding, layout, backend="auto"):
@@ -145,11 +141,10 @@ def _gather_quantize_fake(x, token_of, slot_weights, format, axis, rounding, lay
 
 def _gather_quantize_dual(x, token_of, slot_weights, format, rounding, layout, backend="auto"):
     _check_gather(x, token_of, slot_weights)
-    run = registry.bind(
-        "gather_quantize", backend, x.device, GatherQuantizeProblem,
+    return registry.prepare(
+        "gather_quantize", backend, (x, token_of, slot_weights), GatherQuantizeProblem,
         x.dtype, format, rounding, layout, "dual", slot_weights is not None,
     )  # fmt: skip
-    return run(x, token_of, slot_weights)
 
 
 def _gather_quantize_dual_fake(x, token_of, slot_weights, format, rounding, layout, backend="auto"):
@@ -159,14 +154,14 @@ def _gather_quantize_dual_fake(x, token_of, slot_weights, format, rounding, layo
     return *empty_quantized(x, shape, -1, format, layout), *empty_quantized(x, shape, -2, format, layout)
 
 
-define("gather(Tensor x, Tensor token_of, str backend='auto') -> Tensor", _gather, _gather_fake)
-define(
+define_prepared("gather(Tensor x, Tensor token_of, str backend='auto') -> Tensor", _gather, _gather_fake)
+define_prepared(
     "gather_quantize(Tensor x, Tensor token_of, Tensor? slot_weights, str format, int axis, str rounding, str layout, "
     "str backend='auto') -> (Tensor data, Tensor scale)",
     _gather_quantize,
     _gather_quantize_fake,
 )
-define(
+define_prepared(
     "gather_quantize_dual(Tensor x, Tensor token_of, Tensor? slot_weights, str format, str rounding, str layout, "
     "str backend='auto') -> (Tensor row_data, Tensor row_scale, Tensor col_data, Tensor col_scale)",
     _gather_quantize_dual,
@@ -186,10 +181,8 @@ def _check_combine(y: Tensor, slot_of: Tensor, weights: Tensor | None) -> None:
 
 def _combine(y, slot_of, weights=None, backend="auto"):
     _check_combine(y, slot_of, weights)
-    run = registry.bind(
-        "combine", backend, y.device, CombineProblem, y.dtype, slot_of.shape[1], weights is not None
-    )
-    return run(y, slot_of, weights)
+    problem = CombineProblem, y.dtype, slot_of.shape[1], weights is not None
+    return registry.prepare("combine", backend, (y, slot_of, weights), *problem)
 
 
 def _combine_fake(y, slot_of, weights=None, backend="auto"):
@@ -204,10 +197,8 @@ def _check_combine_backward(dout: Tensor, y: Tensor, slot_of: Tensor, weights: T
 
 def _combine_backward(dout, y, slot_of, weights, backend="auto"):
     _check_combine_backward(dout, y, slot_of, weights)
-    run = registry.bind(
-        "combine_backward", backend, y.device, CombineProblem, y.dtype, slot_of.shape[1], True, True
-    )
-    return run(dout, y, slot_of, weights)
+    problem = CombineProblem, y.dtype, slot_of.shape[1], True, True
+    return registry.prepare("combine_backward", backend, (dout, y, slot_of, weights), *problem)
 
 
 def _combine_backward_fake(dout, y, slot_of, weights, backend="auto"):
@@ -215,13 +206,13 @@ def _combine_backward_fake(dout, y, slot_of, weights, backend="auto"):
     return torch.empty_like(y), torch.empty_like(weights)
 
 
-define(
+define_prepared(
     "combine(Tensor y, Tensor slot_of, Tensor? weights=None, str backend='auto') -> Tensor",
     _combine,
     _combine_fake,
     differentiable=True,
 )
-define(
+define_prepared(
     "combine_backward(Tensor dout, Tensor y, Tensor slot_of, Tensor weights, str backend='auto') "
     "-> (Tensor dy, Tensor dweights)",
     _combine_backward,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mx_kernels import registry
 from mx_kernels.ops.checks import check_aligned, check_matrix, check_offs, check_tensor
-from mx_kernels.ops.library import define
+from mx_kernels.ops.library import define_prepared
 from mx_kernels.outputs import as_mx, empty_quantized
 from mx_kernels.problem import DSwigluProblem, SwigluProblem
 
@@ -33,7 +33,7 @@ def _check_backward(da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor) -
 
 def _swiglu(h, offs, backend="auto"):
     _check_h(h, offs)
-    return registry.bind("swiglu", backend, h.device, SwigluProblem, h.dtype)(h, offs)
+    return registry.prepare("swiglu", backend, (h, offs), SwigluProblem, h.dtype)
 
 
 def _swiglu_fake(h, offs, backend="auto"):
@@ -43,9 +43,8 @@ def _swiglu_fake(h, offs, backend="auto"):
 
 def _swiglu_quantize(h, offs, format, rounding, layout, backend="auto"):
     _check_h(h, offs)
-    return registry.bind("swiglu", backend, h.device, SwigluProblem, h.dtype, format, rounding, layout)(
-        h, offs
-    )
+    problem = SwigluProblem, h.dtype, format, rounding, layout
+    return registry.prepare("swiglu", backend, (h, offs), *problem)
 
 
 def _swiglu_quantize_fake(h, offs, format, rounding, layout, backend="auto"):
@@ -56,7 +55,7 @@ def _swiglu_quantize_fake(h, offs, format, rounding, layout, backend="auto"):
 
 def _dswiglu(da, h, slot_weights, offs, backend="auto"):
     _check_backward(da, h, slot_weights, offs)
-    return registry.bind("dswiglu", backend, h.device, DSwigluProblem, h.dtype)(da, h, slot_weights, offs)
+    return registry.prepare("dswiglu", backend, (da, h, slot_weights, offs), DSwigluProblem, h.dtype)
 
 
 def _dswiglu_fake(da, h, slot_weights, offs, backend="auto"):
@@ -66,8 +65,8 @@ def _dswiglu_fake(da, h, slot_weights, offs, backend="auto"):
 
 def _dswiglu_quantize(da, h, slot_weights, offs, format, rounding, layout, backend="auto"):
     _check_backward(da, h, slot_weights, offs)
-    run = registry.bind("dswiglu", backend, h.device, DSwigluProblem, h.dtype, format, rounding, layout, True)
-    return run(da, h, slot_weights, offs)
+    problem = DSwigluProblem, h.dtype, format, rounding, layout, True
+    return registry.prepare("dswiglu", backend, (da, h, slot_weights, offs), *problem)
 
 
 def _dswiglu_quantize_fake(da, h, slot_weights, offs, format, rounding, layout, backend="auto"):
@@ -83,10 +82,8 @@ def _dswiglu_quantize_fake(da, h, slot_weights, offs, format, rounding, layout, 
 
 def _dswiglu_quantize_row(da, h, slot_weights, offs, format, rounding, layout, backend="auto"):
     _check_backward(da, h, slot_weights, offs)
-    run = registry.bind(
-        "dswiglu", backend, h.device, DSwigluProblem, h.dtype, format, rounding, layout, False
-    )
-    return run(da, h, slot_weights, offs)
+    problem = DSwigluProblem, h.dtype, format, rounding, layout, False
+    return registry.prepare("dswiglu", backend, (da, h, slot_weights, offs), *problem)
 
 
 def _dswiglu_quantize_row_fake(da, h, slot_weights, offs, format, rounding, layout, backend="auto"):
@@ -98,26 +95,26 @@ def _dswiglu_quantize_row_fake(da, h, slot_weights, offs, format, rounding, layo
 _BACKWARD_ARGS = "Tensor da, Tensor h, Tensor slot_weights, Tensor offs"
 _QUANTIZE_ARGS = "str format, str rounding, str layout, str backend='auto'"
 
-define(
+define_prepared(
     "swiglu(Tensor h, Tensor offs, str backend='auto') -> Tensor", _swiglu, _swiglu_fake, differentiable=True
 )
-define(
+define_prepared(
     f"swiglu_quantize(Tensor h, Tensor offs, {_QUANTIZE_ARGS}) -> (Tensor data, Tensor scale)",
     _swiglu_quantize,
     _swiglu_quantize_fake,
 )
-define(
+define_prepared(
     f"dswiglu({_BACKWARD_ARGS}, str backend='auto') -> (Tensor dh, Tensor wa, Tensor dw)",
     _dswiglu,
     _dswiglu_fake,
 )
-define(
+define_prepared(
     f"dswiglu_quantize({_BACKWARD_ARGS}, {_QUANTIZE_ARGS}) -> (Tensor dh_row, Tensor dh_row_scale, Tensor dh_col, "
     "Tensor dh_col_scale, Tensor a_col, Tensor a_col_scale, Tensor dw)",
     _dswiglu_quantize,
     _dswiglu_quantize_fake,
 )
-define(
+define_prepared(
     f"dswiglu_quantize_row({_BACKWARD_ARGS}, {_QUANTIZE_ARGS}) -> (Tensor dh_row, Tensor dh_row_scale, Tensor dw)",
     _dswiglu_quantize_row,
     _dswiglu_quantize_row_fake,
