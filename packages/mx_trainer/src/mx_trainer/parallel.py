@@ -125,7 +125,8 @@ def init_parallel(cfg: Config) -> Parallel:
         device = resolve_device(f"cuda:{local_rank}")
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        timeout = timedelta(seconds=max(600.0, 2 * cfg.parallel.stall_timeout))  # the last resort: see failure.py
+        # The last resort: see failure.py.
+        timeout = timedelta(seconds=max(600.0, 2 * cfg.parallel.stall_timeout))
         store = store_of_this_life(rank, world, timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
