@@ -71,7 +71,7 @@ def _case(name: str, moved: float, contestants: Mapping[str, Call | str], device
     return Case(name, {"copy": lambda i: target.copy_(source[i % 2]), **contestants}, bytes=moved)
 
 
-def _random(device: str, *shape: int) -> list[Tensor]:
+def random_sets(device: str, *shape: int) -> list[Tensor]:
     """Buffer sets to rotate over."""
     size = 2 * torch.Size(shape).numel()
     n = buffer_sets(size) if device == "cuda" else 2
@@ -87,20 +87,8 @@ def _compiled(function: Callable, inputs: list[Tensor], *args: object) -> Call:
     return _over(inputs, lambda x: compiled(x, *args))
 
 
-def _torchao(x: list[Tensor], axis: int) -> Call | str:
-    """The Triton cast of torchao, or why it cannot run here. Down the columns it stores the codes transposed."""
-    try:
-        from torchao.prototype.mx_formats import kernels
-    except ImportError:
-        return "torchao is not installed"
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (10, 0):
-        return "torchao has these casts for capability 10.0 and up only"
-    cast = kernels.triton_to_mxfp8_dim0 if axis == -1 else kernels.triton_to_mxfp8_dim1
-    return _over(x, lambda t: cast(t, 32, "rceil"))
-
-
 def _quantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
-    x = _random(device, sizes.rows, sizes.cols)
+    x = random_sets(device, sizes.rows, sizes.cols)
     n = x[0].numel()
     shape = f"{sizes.rows} x {sizes.cols}"
     for axis, what in ((-1, "row"), (-2, "column")):
@@ -124,7 +112,7 @@ def _quantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
 
 def _swiglu_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     P, H = sizes.swiglu
-    h, da = _random(device, P, 2 * H), _random(device, P, H)
+    h, da = random_sets(device, P, 2 * H), random_sets(device, P, H)
     offs = torch.arange(1, 9, device=device, dtype=torch.int32) * (P // 8)
     w = torch.rand(P, device=device)
     n, shape = P * H, f"P {P}, H {H}"
@@ -157,7 +145,7 @@ def _moe_cases(T: int, D: int, k: int, E: int, device: str) -> Iterator[Case]:
     P = T * k
     token_of, weights = token_of[:P].contiguous(), torch.rand(T, k, device=device)
     slots = mx.slot_weights(weights, slot_of, P)
-    x, y = _random(device, T, D), _random(device, P, D)
+    x, y = random_sets(device, T, D), random_sets(device, P, D)
     n, shape = P * D, f"T {T}, D {D}, k {k}, E {E}"
     both = 2 * T * D + 2 * n + n / 16
     yield _case(
