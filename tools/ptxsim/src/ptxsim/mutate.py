@@ -4,7 +4,7 @@
 that the rule names, in the order of the text. Nothing is chosen: whoever runs them runs them all and accounts for each.
 The rule works on the text that NVVM writes (one instruction to a line).
 
-`docs/ptxsim_evidence.md` holds the result for the example GEMMs; `tests/emulator/test_mutation.py` runs them.
+`docs/ptxsim_evidence.md` holds the result for our block-scaled GEMMs; `tests/emulator/test_mutation.py` runs them.
 """
 
 from __future__ import annotations
