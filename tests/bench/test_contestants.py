@@ -1,5 +1,6 @@
 """Other libraries' contestants with fake modules in their place: right operands, right layouts, and no failure that spreads."""
 
+import dataclasses
 import importlib.util
 import sys
 from itertools import accumulate, pairwise
@@ -482,7 +483,9 @@ def test_a_layer_that_is_wrong_is_reported(install):
         lambda a, b_t, offs, pad_token_groups_for_grouped_mm: 2 * torch._grouped_mm(a, b_t, offs=offs)
     )
     forward, _ = layer_cases(SMOKE_SHAPES, "cpu")
-    measured = {m.contestant: m for m in run_case("MoE layer", forward, rounds=2, calls=1)}
+    quick = {name: call for name, call in forward.contestants.items() if name != "torch.compile"}
+    case = dataclasses.replace(forward, contestants=quick)
+    measured = {m.contestant: m for m in run_case("MoE layer", case, rounds=2, calls=1)}
     assert measured["torchao MXFP8"].note.startswith("failed: wrong result")
     assert measured["ours MXFP8"].seconds is not None
 

@@ -105,16 +105,16 @@ def rules(folder: Path) -> None:
 
 
 DISTRIBUTIONS = {
-    "normal": lambda g: torch.randn(512, 1024, generator=g),
+    "normal": lambda g: torch.randn(256, 1024, generator=g),
     "heavy-tailed (Student t, 3)": lambda g: (
-        torch.randn(512, 1024, generator=g)
-        / (torch.randn(512, 1024, 3, generator=g).square().mean(-1).sqrt())
+        torch.randn(256, 1024, generator=g)
+        / (torch.randn(256, 1024, 3, generator=g).square().mean(-1).sqrt())
     ),
     "outlier channels (1 % × 100)": lambda g: (
-        torch.randn(512, 1024, generator=g) * torch.where(torch.rand(1024, generator=g) < 0.01, 100.0, 1.0)
+        torch.randn(256, 1024, generator=g) * torch.where(torch.rand(1024, generator=g) < 0.01, 100.0, 1.0)
     ),
     "rows of many sizes (log-normal, 3)": lambda g: (
-        torch.randn(512, 1024, generator=g) * torch.exp(3 * torch.randn(512, 1, generator=g))
+        torch.randn(256, 1024, generator=g) * torch.exp(3 * torch.randn(256, 1, generator=g))
     ),
 }
 
@@ -122,9 +122,9 @@ DISTRIBUTIONS = {
 def errors(folder: Path) -> None:
     """Relative error by size within the block, and the noise of whole tensors by format."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.9), layout="constrained")
-    x = torch.randn(4096, 1024, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))
     restored = dequantize(quantize(x, MXFP8_E4M3))
-    amax = x.view(4096, -1, BLOCK).abs().amax(-1).repeat_interleave(BLOCK, 1)
+    amax = x.view(1024, -1, BLOCK).abs().amax(-1).repeat_interleave(BLOCK, 1)
     octave = torch.log2(amax / x.abs()).floor().clamp(max=20).long()
     edges = range(21)
     relative = [((restored - x).abs() / x.abs())[octave == o].mean().item() for o in edges]
