@@ -30,10 +30,9 @@ PASS_KINDS = (
 )
 """Kind of overhead (`machines.OVERHEAD`) of each memory-bound case, by the start of its name; the first match counts."""
 
-TAIL = "groups of 38 to 1868 rows: unequal tiles leave SMs idle at the end, which the model does not know"
+TAIL = "groups of 38 to 1868 rows: 576 tiles for 132 SMs, some do 5 and some 4; the model spreads memory over all of it"
 OUTSIDE: dict[tuple[str, str, str], str] = {
-    (gemm.SECTION, gemm.SHAPES[2].case_name(mode, gemm.SKEW), "ours BF16"): TAIL
-    for mode in ("fprop", "dgrad")
+    (gemm.SECTION, gemm.SHAPES[2].case_name("dgrad", gemm.SKEW), "ours BF16"): TAIL
 }
 """Rows of MEASURED that the model misses by more than TOLERANCE, each with its reason."""
 
