@@ -36,7 +36,7 @@ class Sizes:
 
 
 DESIGN = Sizes(65536, 7168, ((8192, 7168, 8, 256), (16384, 2048, 8, 128)), (65536, 2048))
-SMOKE = Sizes(256, 256, ((128, 256, 2, 4),), (256, 128))
+SMOKE = Sizes(256, 256, ((256, 256, 2, 4),), (256, 128))
 
 
 def torch_quantize(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
