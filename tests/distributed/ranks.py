@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     results: list[Any] = [None] * world
     try:
         for _ in range(world):
-            rank, error, result = queue.get()
+            rank, error, result = _next(queue, processes)
             if error is not None:
                 raise AssertionError(f"rank {rank} of {world}:\n{error}")
             results[rank] = result
@@ -63,6 +64,16 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
                 process.kill()
             process.join()
     return results
+
+
+def _next(queue: Any, processes: list[Any]) -> tuple[int, str | None, Any]:
+    """What a rank has to say; a rank that ends without a word, killed for example, is an error too."""
+    while queue.empty():
+        dead = [rank for rank, process in enumerate(processes) if process.exitcode]
+        if dead and queue.empty():
+            raise AssertionError(f"rank {dead[0]} ended with {processes[dead[0]].exitcode}, without a result")
+        time.sleep(0.005)
+    return queue.get()
 
 
 def _free_port() -> int:
