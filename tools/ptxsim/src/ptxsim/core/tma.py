@@ -206,7 +206,7 @@ def tma_store(
             inner = -(-t.sizes[0] * t.element // 16) * 16 // t.element
         if min(at) < 0:
             raise Fault(f"{what}: negative coordinate {at} (illegal instruction on hardware): {who(W, line)}")
-        boxes = [(at[0], row) for row in at[1:]] if scatter else [at]
+        boxes: list[tuple[int, ...]] = [(at[0], row) for row in at[1:]] if scatter else [at]
         rows = t.rows * len(boxes)
         for box in boxes:
             clipped = _clip(t, box)
