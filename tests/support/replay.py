@@ -11,6 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 MX = "mx"  # namespace of the ops whose kernels are recorded one by one
+ALLOCATE = (
+    (torch, "empty"),
+    (torch, "empty_strided"),
+    (torch, "empty_like"),
+    (torch.Tensor, "new_empty"),
+)
 
 
 class Tape(TorchDispatchMode):
@@ -24,6 +30,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.steps: list[Callable[[], object]] = []
         self._gpu, self._kept = gpu, []
+        self._used: list[tuple[int, int]] = []  # memory of the launches
         self._patches = pytest.MonkeyPatch()
 
     def __enter__(self):
@@ -31,13 +38,11 @@ class Tape(TorchDispatchMode):
 
         def record(*args):
             self.steps.append(functools.partial(launch, *args))
+            self._used += args[-1].values()
             return launch(*args)
 
         self._patches.setattr(self._gpu, "launch", record)
-        for owner, name in (
-            (torch, "empty"),
-            (torch.Tensor, "new_empty"),
-        ):  # inside the mx ops, where no mode looks
+        for owner, name in ALLOCATE:  # inside the mx ops, where no mode looks
             self._patches.setattr(owner, name, self._keeping(getattr(owner, name)))
         return super().__enter__()
 
@@ -47,6 +52,10 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self) -> None:
+        storages = [t.untyped_storage() for t in _tensors(self._kept)]
+        held = {(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages}
+        for first, end in self._used:
+            assert any(low <= first and end <= high for low, high in held), "memory that nobody kept"
         for step in self.steps:
             step()
 
