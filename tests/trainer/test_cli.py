@@ -40,6 +40,9 @@ def refused(capsys, tmp_path, *args: str) -> str:
         ("--warmup=600 --steps=500", "--warmup must be below --steps, got 600 and 500"),
         ("--dropout=1.0", "--dropout must be in [0, 1), got 1.0"),
         ("--lr=0", "--lr must be positive, got 0.0"),
+        ("--lr=inf", "--lr must be finite, got inf"),
+        ("--capacity=inf", "--capacity must be finite, got inf"),
+        ("--preset=smoke --preset=huge", "--preset must be one of"),
         ("--min-lr=2", "--min-lr is a fraction"),
         ("--val-fraction=0", "--val-fraction must be in (0, 1)"),
         ("--bpe-vocab=100", "--bpe-vocab must be at least 257"),
@@ -189,6 +192,7 @@ def test_sampling(finished, capsys):
     assert text("--temperature=0") == text("--temperature=0", "--seed=5")
     assert text("--top-k=1", "--temperature=1") == text("--temperature=0")
     assert sample([str(finished), "--tokens=0"]) == 2
+    assert sample([str(finished), "--temperature=nan"]) == 2
     assert sample([str(finished), "--nope"]) == 2
     assert sample([str(finished.parent)]) == 2
 

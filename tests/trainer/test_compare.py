@@ -162,6 +162,7 @@ def test_a_small_comparison(tmp_path, capsys):
         args = ["compare", f"--out={tmp_path}", f"--name=r{i}", "--control=mxfp4", "--runs", *folders]
         assert train(args) == 2
         assert words in capsys.readouterr().err
+        assert not (tmp_path / f"r{i}").exists()
 
 
 def test_wrong_scales_are_wrong(small, make_trainer):
@@ -196,6 +197,7 @@ def test_the_control_fails(tmp_path):
         ("--candidate=mxfp9", "--precision must be one of"),
         ("--experts=1", "--experts must be at least --top-k"),
         ("--runs=nowhere", "nowhere is not a run folder"),
+        ("--runs", "--runs needs run folders, got none"),
     ],
 )
 def test_refusals(args, text, tmp_path, capsys):

@@ -3,6 +3,8 @@
 import contextlib
 import difflib
 import io
+import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -172,12 +174,13 @@ def _flags(cls: type) -> list[str]:
 
 def _value_of(args: list[str], flag: str) -> str | None:
     """The value of `flag` in raw arguments: presets and resumed runs are the defaults that the rest is parsed over."""
-    for i, arg in enumerate(args):
-        if arg == flag and i + 1 < len(args):
-            return args[i + 1]
+    value = None  # of several, the last, as the parser takes it
+    for arg, following in itertools.zip_longest(args, args[1:]):
+        if arg == flag and following is not None:
+            value = following
         if arg.startswith(flag + "="):
-            return arg.partition("=")[2]
-    return None
+            value = arg.partition("=")[2]
+    return value
 
 
 def _over(cls: type[T], cfg: Config) -> T:
@@ -241,6 +244,8 @@ def _compare(argv: list[str]) -> int:
     _refuse_several("mx-train compare")
     default = load_preset(_value_of(argv, "--preset") or "tiny_compare")
     args = _parse(CompareArgs, argv, "mx-train compare", _over(CompareArgs, default))
+    if "--runs" in argv and not args.runs:
+        raise ConfigError("--runs needs run folders, got none")
     if args.seeds < 2 and not args.runs:
         raise ConfigError(f"--seeds must be at least 2, to have a spread, got {args.seeds}")
     for precision in filter(None, (args.baseline, args.candidate, args.control)):
@@ -254,8 +259,13 @@ def _compare(argv: list[str]) -> int:
         missing = [run for run in args.runs if not (Path(run) / "config.json").exists()]
         if missing:
             raise ConfigError(f"--runs: {missing[0]} is not a run folder (it has no config.json)")
-        out = create_run_dir(replace(cfg, name=cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"))
-        comparison = compare_runs([Path(run) for run in args.runs], roles, out, Console())
+        name = cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+        comparison = compare_runs(
+            [Path(run) for run in args.runs],
+            roles,
+            lambda: create_run_dir(replace(cfg, name=name)),
+            Console(),
+        )
     else:
         comparison = run_comparison(cfg, roles, args.seeds, Console())
     return 0 if comparison.as_expected else 1
@@ -291,7 +301,7 @@ def _speed(argv: list[str]) -> int:
 
 def _sample(argv: list[str]) -> int:
     args = _parse(SampleArgs, argv, "mx-sample")
-    if args.tokens < 1 or args.temperature < 0 or args.top_k < 0:
+    if args.tokens < 1 or not 0 <= args.temperature < math.inf or args.top_k < 0:
         raise ConfigError(
             "--tokens must be at least 1, --temperature and --top-k not negative, "
             f"got {args.tokens}, {args.temperature} and {args.top_k}"

@@ -4,7 +4,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,11 +127,13 @@ def run_comparison(cfg: Config, roles: Roles, seeds: int, console: Console) -> C
                 raise KeyboardInterrupt
             summarise(run_dirs[-1], trainer, result.evaluation, peak.read())
             del trainer
-    return compare_runs(run_dirs, roles, out, console)
+    return compare_runs(run_dirs, roles, lambda: out, console)
 
 
-def compare_runs(run_dirs: Sequence[Path], roles: Roles, out: Path, console: Console) -> Comparison:
-    """Judge finished runs; pictures and tables go to `out`.
+def compare_runs(
+    run_dirs: Sequence[Path], roles: Roles, out: Callable[[], Path], console: Console
+) -> Comparison:
+    """Judge finished runs; pictures and tables go to the folder that `out` gives once the runs are known to fit.
 
     Raises:
         ConfigError: unless all are finished and differ in precision and seed only.
@@ -151,7 +153,7 @@ def compare_runs(run_dirs: Sequence[Path], roles: Roles, out: Path, console: Con
     memory = {p: max(load_summary(d).peak_memory for d in by_seed.values()) for p, by_seed in runs.items()}
     results, tolerance = judge(records, memory, roles.baseline, warmup=cfg.optim.warmup)
     quantization = _quantization(runs[roles.baseline][min(runs[roles.baseline])], cfg, roles.candidate)
-    comparison = Comparison(roles, results, tolerance, quantization, out)
+    comparison = Comparison(roles, results, tolerance, quantization, out())
     _write(comparison, records, cfg, console)
     return comparison
 

@@ -5,6 +5,7 @@ Every field is a command-line flag of `mx-train` (see `cli.py`); presets are ins
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -241,6 +242,10 @@ def validate(cfg: Config) -> None:
     }  # fmt: skip
     for name, value in not_negative.items():
         need(value >= 0, f"--{name} must not be negative, got {value}")
+    for part in (m, r, d, o, p):
+        for name, value in dataclasses.asdict(part).items():
+            if isinstance(value, float):
+                need(math.isfinite(value), f"--{name.replace('_', '-')} must be finite, got {value}")
     for name, value in {"heartbeat-timeout": p.heartbeat_timeout, "stall-timeout": p.stall_timeout}.items():
         need(value >= 2, f"--{name} must be at least 2 seconds, got {value}")
     need(m.block >= 2, f"--block must be at least 2, got {m.block}")

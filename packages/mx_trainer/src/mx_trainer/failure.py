@@ -71,7 +71,8 @@ class Watch:
         self._who = [
             text.decode().split() for text in self._store.multi_get([f"who/{r}" for r in range(world)])
         ]
-        threading.Thread(target=self._run, name="mx-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="mx-watch", daemon=True)
+        self._thread.start()
         self._on_sigterm(_end)
         return self
 
@@ -95,6 +96,8 @@ class Watch:
                     self._publish(self._parallel.rank, _in_words(error))
         finally:
             self._over.set()
+            # A thread inside the store while the interpreter ends would abort the process.
+            self._thread.join(_GRACE)
 
     def _leave_together(self) -> None:
         try:
