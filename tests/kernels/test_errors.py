@@ -87,6 +87,7 @@ X, OFFS = torch.randn(10, 32), torch.tensor([2, 2, 10], dtype=torch.int32)
         (lambda: mk.quantize_mx(X, layout="tiled"), ValueError, "layout: expected one of"),
         (lambda: mk.quantize_mx(X, axis=-2, offs=OFFS, row_map="compact"), ValueError, "row_map: expected aligned"),
         (lambda: mk.quantize_mx(X, offs=OFFS[:0]), ValueError, "offs: expected at least one group"),
+        (lambda: mk.mx_grouped_mm(X, W.transpose(-2, -1), offs=[1, 2]), TypeError, "offs: expected a torch.Tensor, got list"),
         (lambda: mk.quantize_mx(X, offs=OFFS.long()), TypeError, "offs: expected torch.int32, got torch.int64"),
         (lambda: mk.quantize_mx(X, backend="gpu"), ValueError, "backend: expected one of auto, sm100, sm90, cpu"),
         (lambda: mk.quantize_mx(W, offs=OFFS), ValueError, r"x: expected \(M, K\) with offs"),

@@ -19,6 +19,8 @@ def check_tensor(
     name: str, x: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
     """Refuse anything but a contiguous tensor of this shape (None: any size), one of these dtypes, on this device."""
+    if not isinstance(x, Tensor):
+        raise TypeError(expected(name, "a torch.Tensor", type(x).__name__))
     have = x.shape
     fits = have == shape or _fits(have, shape)
     if fits and x.dtype in dtypes and x.device == device and x.is_contiguous():
