@@ -70,6 +70,9 @@ def decode(codes: Tensor, format: ElementFormat, dtype: torch.dtype = torch.floa
         dtype: torch.float32 or torch.float64.
     """
     check_dtype("codes", codes, torch.uint8)
+    own = storage_dtype(format)
+    if own.is_floating_point:
+        return codes.view(own).to(dtype)  # no table to bring to the device, for which a GPU's host would wait
     table = torch.tensor(static_format(format).values, dtype=dtype, device=codes.device)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).reshape(codes.shape)
 

@@ -22,8 +22,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
-from mx_core import ScaleLayout, e8m0_to_float
-from mx_core.formats import BLOCK_SIZE
+from mx_core import FORMATS, MXTensor, ScaleLayout, dequantize
 from mx_core.scale_layout import to_blocked
 from mx_kernels import MXExperts, PreparedWeights, prepare_weights
 from mx_kernels.autograd import backward_experts, forward_experts, prepared_operand, weight_for_dgrad
@@ -109,9 +108,9 @@ class MxWire:
         return self.row(parts, token_of), col
 
     def _values(self, parts: Sequence[Tensor]) -> Tensor:
-        data, scale = parts  # mx_core.dequantize, which takes any format, but makes tables on the host
-        blocks = data.to(torch.float32).view(*scale.shape, BLOCK_SIZE)
-        return (blocks * e8m0_to_float(scale, torch.float32)[..., None]).view(data.shape).to(self.dtype)
+        data, scale = parts
+        mx = MXTensor(data, scale, FORMATS[self.ops.format], -1, ScaleLayout.LINEAR, data.shape)
+        return dequantize(mx, self.dtype)
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
