@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .parser import WIDTH, Instruction, constant
 
@@ -31,16 +32,23 @@ def shared_granule(instructions: list[Instruction]) -> int:
     return max(granule, 1)
 
 
-def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[int, list[str]]:
-    """Checks to emit before instructions that may touch a register an asynchronous operation still owns.
+_Facts = frozenset[Any]
 
-    A forward may-analysis: `tcgen05.ld` and `wgmma` results are pending until their wait. Correct code gets no checks.
+
+def _flow(
+    t: Translator,
+    blocks: list[list[Instruction]],
+    start: _Facts,
+    instruction: Callable[[Instruction, set[Any]], None],
+) -> None:
+    """Forward may-analysis: walk all paths until nothing new is found out.
+
+    `start` holds on entry; `instruction` changes the set of what may hold before an instruction to what may after it, and is called
+    until sets grow no more.
     """
-    empty: frozenset[str] = frozenset()
-    state: list[frozenset[str] | None] = [None] * (len(blocks) + 1)
+    state: list[_Facts | None] = [None] * (len(blocks) + 1)
     successors = [_successors(t, i, b) for i, b in enumerate(blocks)]
-    work = [(0, empty)] if blocks else []
-    checks: dict[int, list[str]] = {}
+    work = [(0, start)] if blocks else []
     while work:
         i, incoming = work.pop()
         if i >= len(blocks):
@@ -50,36 +58,47 @@ def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[in
         if old is not None and new == old:
             continue
         state[i] = new
-        pending = set(new)
+        facts = set(new)
         for ins in blocks[i]:
-            reads, writes = t.reads_writes(ins)
-            kind = ".".join([ins.op, *(m.split("::")[0] for m in ins.mods[:1])])
-            touched = [
-                sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)
-            ]
-            if any(touched) and kind != "wgmma.mma_async":
-                checks[id(ins)] = [f"check_pending(W, {touched[0]}, {touched[1]}, {ins.site})"]
-            if kind in ("tcgen05.ld", "wgmma.mma_async"):
-                pending.update(writes)
-            elif ins.full.startswith("tcgen05.wait::ld") or (
-                kind == "wgmma.wait_group" and constant(ins.operands[0], 32) == 0
-            ):
-                pending.clear()
-        work.extend((nxt, frozenset(pending)) for nxt in successors[i])
+            instruction(ins, facts)
+        work.extend((nxt, frozenset(facts)) for nxt in successors[i])
+
+
+def pending_registers(t: Translator, blocks: list[list[Instruction]]) -> dict[int, list[str]]:
+    """Checks to emit before instructions that may touch a register an asynchronous operation still owns.
+
+    `tcgen05.ld` and `wgmma` results are pending until their wait. Correct code gets no checks.
+    """
+    checks: dict[int, list[str]] = {}
+
+    def instruction(ins: Instruction, pending: set[str]) -> None:
+        reads, writes = t.reads_writes(ins)
+        kind = ".".join([ins.op, *(m.split("::")[0] for m in ins.mods[:1])])
+        touched = [
+            sorted({t.index[r] for r in rs if r in pending and r in t.index}) for rs in (reads, writes)
+        ]
+        if any(touched) and kind != "wgmma.mma_async":
+            checks[id(ins)] = [f"check_pending(W, {touched[0]}, {touched[1]}, {ins.site})"]
+        if kind in ("tcgen05.ld", "wgmma.mma_async"):
+            pending.update(writes)
+        elif ins.full.startswith("tcgen05.wait::ld") or (
+            kind == "wgmma.wait_group" and constant(ins.operands[0], 32) == 0
+        ):
+            pending.clear()
+
+    _flow(t, blocks, frozenset(), instruction)
     return checks
 
 
 NEVER_FENCED = "no wgmma.fence yet"
-_Accesses = frozenset[tuple[str, str]]
-"""(register, by whom): "instruction", or the shape of the wgmma that accumulated in it."""
 
 
 def unfenced_wgmmas(t: Translator, blocks: list[list[Instruction]]) -> dict[int, list[str]]:
     """Code to emit where a wgmma.mma_async may lack its wgmma.fence; none for a kernel that has them all.
 
     PTX ISA 9.7.15.7.1: a fence stands before the first wgmma.mma_async, and between any access to an accumulator or
-    an A register and a wgmma.mma_async on that register, unless both are accumulations of the same shape. A forward
-    may-analysis finds the wgmmas that some path reaches without; what happens on the paths taken is then tracked as it runs.
+    an A register and a wgmma.mma_async on that register, unless both are accumulations of the same shape. `_flow`
+    finds the wgmmas that some path reaches without; what happens on the paths taken is then tracked as it runs.
     """
     if not any(ins.full.startswith("wgmma.mma_async") for block in blocks for ins in block):
         return {}
@@ -88,31 +107,21 @@ def unfenced_wgmmas(t: Translator, blocks: list[list[Instruction]]) -> dict[int,
         for r in t.registers_of(ins, _wgmma_registers(ins))
     }  # fmt: skip
     suspects: set[str] = set()
-    state: list[_Accesses | None] = [None] * (len(blocks) + 1)
-    successors = [_successors(t, i, b) for i, b in enumerate(blocks)]
-    work: list[tuple[int, _Accesses]] = [(0, frozenset({(NEVER_FENCED, "")}))]
-    while work:
-        i, incoming = work.pop()
-        if i >= len(blocks):
-            continue
-        old = state[i]
-        new = incoming if old is None else old | incoming
-        if old is not None and new == old:
-            continue
-        state[i] = new
-        accesses = set(new)
-        for ins in blocks[i]:
-            if ins.full.startswith("wgmma.fence"):
-                accesses.clear()
-            elif ins.full.startswith("wgmma.mma_async"):
-                mine = {*t.registers_of(ins, _wgmma_registers(ins)), NEVER_FENCED}
-                shape = wgmma_shape(ins)
-                suspects.update(r for r, by in accesses if r in mine and by != shape)
-                accesses.update((r, shape) for r in t.registers_of(ins, ins.operands[:1]))
-            else:
-                reads, writes = t.reads_writes(ins)
-                accesses.update((r, "instruction") for r in reads + writes if r in operands)
-        work.extend((nxt, frozenset(accesses)) for nxt in successors[i])
+
+    def instruction(ins: Instruction, accesses: set[tuple[str, str]]) -> None:
+        """`accesses`: (register, by whom), which is "instruction", or the shape of the wgmma that accumulated in it."""
+        if ins.full.startswith("wgmma.fence"):
+            accesses.clear()
+        elif ins.full.startswith("wgmma.mma_async"):
+            mine = {*t.registers_of(ins, _wgmma_registers(ins)), NEVER_FENCED}
+            shape = wgmma_shape(ins)
+            suspects.update(r for r, by in accesses if r in mine and by != shape)
+            accesses.update((r, shape) for r in t.registers_of(ins, ins.operands[:1]))
+        else:
+            reads, writes = t.reads_writes(ins)
+            accesses.update((r, "instruction") for r in reads + writes if r in operands)
+
+    _flow(t, blocks, frozenset({(NEVER_FENCED, "")}), instruction)
     if not suspects:
         return {}
     code: dict[int, list[str]] = {}

@@ -184,20 +184,27 @@ def _window(W: Warp, a: Value, shape: str, n: int, what: str, line: int) -> tupl
     return column, lane + rows, column + columns
 
 
+def _note_access(W: Warp, what: str, column: int, columns: Array, line: int) -> tuple[Stream, int]:
+    """Tell the race detector of a warp's load or store; its stream, and its epoch there."""
+    stream = W.stream(what, "tmem")
+    epoch = stream.note(line)
+    shadow = W.cta.tmem_shadow
+    if shadow:
+        quarter = W.number % 4
+        index = column_index(quarter, quarter, column, int(columns.max()) - column + 1)
+        access = shadow.read if what == "tcgen05.ld" else shadow.write
+        with stream_clock(W, stream) as clock:
+            access(tensor_clock(W, clock), 0, index, stream.actor, epoch, line, f"{what} by {W.name}")
+    return stream, epoch
+
+
 def tmem_load(
     W: Warp, R: list, slots: list[int], a: Value, shape: str, n: int, packed: bool, line: int
 ) -> None:
     """The registers belong to the load until tcgen05.wait::ld, or until one is read: see `check_pending`."""
     column, rows, columns = _window(W, a, shape, 2 * n if packed else n, "tcgen05.ld", line)
-    cta, tmem = W.cta, W.cta.tmem
-    stream = W.stream("tcgen05.ld", "tmem")
-    epoch = stream.note(line)
-    if cta.tmem_shadow:
-        quarter = W.number % 4
-        index = column_index(quarter, quarter, column, int(columns.max()) - column + 1)
-        with stream_clock(W, stream) as clock:
-            ordered = tensor_clock(W, clock)
-            cta.tmem_shadow.read(ordered, 0, index, stream.actor, epoch, line, f"tcgen05.ld by {W.name}")
+    tmem = W.cta.tmem
+    stream, epoch = _note_access(W, "tcgen05.ld", column, columns, line)
 
     def land() -> None:
         if shape == "32x32b":
@@ -222,15 +229,8 @@ def tmem_load(
 
 def tmem_store(W: Warp, a: Value, shape: str, n: int, values: list[Value], unpacked: bool, line: int) -> None:
     column, rows, columns = _window(W, a, shape, 2 * n if unpacked else n, "tcgen05.st", line)
-    cta, tmem = W.cta, W.cta.tmem
-    stream = W.stream("tcgen05.st", "tmem")
-    epoch = stream.note(line)
-    if cta.tmem_shadow:
-        quarter = W.number % 4
-        index = column_index(quarter, quarter, column, int(columns.max()) - column + 1)
-        with stream_clock(W, stream) as clock:
-            ordered = tensor_clock(W, clock)
-            cta.tmem_shadow.write(ordered, 0, index, stream.actor, epoch, line, f"tcgen05.st by {W.name}")
+    tmem = W.cta.tmem
+    stream, epoch = _note_access(W, "tcgen05.st", column, columns, line)
     data = np.stack([spread(v) for v in values]).astype(np.uint32)
     if unpacked:
         data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], 1).reshape(-1, 32)
