@@ -138,6 +138,10 @@ X, OFFS = torch.randn(10, 32), torch.tensor([2, 2, 10], dtype=torch.int32)
         (lambda: mk.prepare_weights(W).attach(3), TypeError, "target: expected an optimiser or a module"),
         (lambda: mk.prepare_weights(W).attach(torch.nn.Linear(2, 2)), ValueError, "target: expected a module with"),
         (lambda: mk.MXExperts(4, 32, 48), ValueError, "multiples of 32"),
+        (lambda: mk.MXExperts(4, 32, 64, dtype=torch.float16), TypeError, "dtype: expected torch.bfloat16 or torch.float32"),
+        (lambda: mk.prepare_weights(), ValueError, "weights: expected at least one tensor"),
+        (lambda: mk.prepare_weights(W).refresh([1]), TypeError, "weight: expected a torch.Tensor, got list"),
+        (lambda: mk.mx_grouped_mm(W[:0], W[:0].mT), ValueError, "the same first size, at least 1"),
     ],
 )  # fmt: skip
 def test_bad_call(call, error, text) -> None:

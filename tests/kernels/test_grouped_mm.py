@@ -264,3 +264,25 @@ def test_prepared_weights(orientations) -> None:
     two = torch.autograd.grad(mk.mx_linear(x, w0).sum(), (x, w0))
     for p, r in zip(one, two, strict=True):
         assert torch.equal(p, r)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "bf16"])
+def test_nothing_to_sum_over(recipe):
+    """K = 0: zeros, and gradients of the operands' shapes."""
+    offs = torch.tensor([3, 3, 7], dtype=torch.int32)
+    cases = (
+        (torch.randn(7, 0), torch.randn(3, 0, 32), offs),
+        (torch.randn(3, 5, 0), torch.randn(3, 0, 32), None),
+    )
+    for a, b, ends in cases:
+        a, b = a.bfloat16().requires_grad_(), b.bfloat16().requires_grad_()
+        out = mk.mx_grouped_mm(a, b, offs=ends, recipe=recipe)
+        out.sum().backward()
+        assert out.shape == (*a.shape[:-1], 32)
+        assert not out.any()
+        assert a.grad.shape == a.shape
+        assert b.grad.shape == b.shape
+    x, w = torch.randn(2, 4, 0).bfloat16(), torch.randn(32, 0).bfloat16()
+    out = mk.mx_linear(x, w, recipe=recipe)
+    assert out.shape == (2, 4, 32)
+    assert not out.any()

@@ -43,7 +43,7 @@ def fresh(monkeypatch, tmp_path):
 
 def best(watch, problem_class="class", candidates=(A, B, C), target="sm_100a", sms=148):
     with arch.emulated(target, sms), autotune.enabled(watch):
-        return autotune.best(problem_class, CPU, candidates, watch.run, A)
+        return autotune.best(problem_class, CPU, lambda: candidates, watch.run, A)
 
 
 def new_process():
@@ -118,7 +118,7 @@ def test_device_time_is_not_measured_where_there_is_no_device(caplog):
     """The environment's switch inside an emulated GPU: the estimate's tile, and nothing recorded."""
     caplog.set_level(logging.INFO)
     with arch.emulated("sm_100a", 148), autotune.enabled():
-        assert autotune.best("class", CPU, (A, B), pytest.fail, B) == B
+        assert autotune.best("class", CPU, lambda: (A, B), pytest.fail, B) == B
     assert not autotune._chosen
 
 

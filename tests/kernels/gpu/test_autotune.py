@@ -32,8 +32,8 @@ def test_the_fastest_product_is_found_but_not_while_a_graph_is_captured():
     with autotune.enabled():
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             run(SIZES[0])
-            assert autotune.best("mm", device, SIZES, run, SIZES[0]) == SIZES[0]
-        assert autotune.best("mm", device, SIZES, run, SIZES[0]) == SIZES[-1]
+            assert autotune.best("mm", device, lambda: SIZES, run, SIZES[0]) == SIZES[0]
+        assert autotune.best("mm", device, lambda: SIZES, run, SIZES[0]) == SIZES[-1]
     seconds = [autotune.device_seconds(lambda n=n: run(n), device) for n in SIZES]
     assert seconds == sorted(seconds, reverse=True)
 

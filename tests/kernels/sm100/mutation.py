@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--subjects", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--record", type=Path, default=RECORD)
     options = parser.parse_args()
-    record = {}
+    record = json.loads(options.record.read_text()) if options.record.exists() else {}
     for name in options.subjects:
         start = time.time()
         indices = range(0, len(all_mutants(name)), options.every)

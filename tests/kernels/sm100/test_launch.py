@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mx_kernels import jit, mx_linear
+from mx_kernels import jit, mx_linear, registry
 from mx_kernels.generic import autotune
 from mx_kernels.sm100 import backend, config
 from mx_kernels.sm100.backend import forced_tile
@@ -19,6 +19,7 @@ def forget_kernels() -> None:
     jit._loaded.clear()
     backend._kernel.cache_clear()
     backend.BACKEND._plans.clear()
+    registry.forget()
 
 
 def test_c15_what_ran_before_changes_nothing(emulated_gpu):

@@ -8,7 +8,7 @@ from mx_kernels.autograd import MoeMlp
 from mx_kernels.linear import check_float, in_autocast_dtype, prepared_parts
 from mx_kernels.ops.checks import MULTIPLE
 from mx_kernels.ops.library import define_composite
-from mx_kernels.problem import ID_DTYPES
+from mx_kernels.problem import FLOAT_DTYPES, ID_DTYPES
 from mx_kernels.recipe import Recipe, as_recipe
 from mx_kernels.weights import PreparedWeights, prepare_weights
 
@@ -74,6 +74,9 @@ def _check_shapes(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor
 ) -> tuple[int, int, int]:
     """E, D, H of arguments that fit together."""
+    for name, t in {"topk_ids": topk_ids, "topk_weights": topk_weights}.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(expected(name, "a torch.Tensor", type(t).__name__))
     if topk_ids.dtype not in ID_DTYPES:
         raise TypeError(expected("topk_ids", "torch.int32 or torch.int64", topk_ids.dtype))
     if not topk_weights.is_floating_point():
@@ -90,8 +93,10 @@ def _check_shapes(
         raise ValueError(
             expected("w1", f"shape ({E}, {2 * H}, {D}) for w2 {tuple(w2.shape)}", f"shape {tuple(w1.shape)}")
         )
-    if E < 1 or D % MULTIPLE != 0 or H % MULTIPLE != 0:
-        raise ValueError(expected("E, D, H", f"E >= 1, D and H multiples of {MULTIPLE}", f"{E}, {D}, {H}"))
+    if E < 1 or D < 1 or D % MULTIPLE != 0 or H % MULTIPLE != 0:
+        raise ValueError(
+            expected("E, D, H", f"E and D >= 1, D and H multiples of {MULTIPLE}", f"{E}, {D}, {H}")
+        )
     if x.ndim < 2 or x.shape[-1] != D:
         raise ValueError(expected("x", f"shape (…, {D})", f"shape {tuple(x.shape)}"))
     if topk_ids.ndim != x.ndim or topk_ids.shape[:-1] != x.shape[:-1] or topk_ids.shape[-1] < 1:
@@ -153,6 +158,9 @@ class MXExperts(nn.Module):
                     f"{num_experts}, {dim}, {hidden}",
                 )
             )
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in FLOAT_DTYPES:
+            raise TypeError(expected("dtype", "torch.bfloat16 or torch.float32", dtype))
         self.recipe, self.backend = as_recipe(recipe), backend
         self.w1 = nn.Parameter(torch.empty(num_experts, 2 * hidden, dim, device=device, dtype=dtype))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden, device=device, dtype=dtype))

@@ -1,5 +1,6 @@
 """Differentiable grouped and dense matrix products: mx_grouped_mm, mx_linear."""
 
+import math
 from typing import Any
 
 import torch
@@ -133,13 +134,15 @@ def mx_grouped_mm(
     if ranks == (3, 2):  # the transposed product: rows of mat_b.T, weights mat_a
         x, w = mat_b.t(), mat_a
     else:
-        x, w = mat_a.reshape(-1, mat_a.shape[-1]), mat_b.transpose(1, 2)
+        x, w = mat_a.flatten(0, -2), mat_b.transpose(1, 2)
     E, N, K = w.shape
     _check_sizes(multiple, **{"M" if ranks == (3, 2) else "N": N, "K": K})
     if ranks == (3, 3):
         M = mat_a.shape[1]
-        if mat_a.shape[0] != E:
-            raise ValueError(expected("mat_a and mat_b", "the same first size", f"{mat_a.shape[0]} and {E}"))
+        if mat_a.shape[0] != E or E < 1:
+            raise ValueError(
+                expected("mat_a and mat_b", "the same first size, at least 1", f"{mat_a.shape[0]} and {E}")
+            )
         offs = torch.arange(1, E + 1, dtype=torch.int32, device=x.device) * M
     elif offs is not None and offs.shape[0] != E:
         raise ValueError(expected("offs", f"{E} groups, one for each weight", f"{offs.shape[0]} groups"))
@@ -185,7 +188,13 @@ def mx_linear(
     prepared = prepared_parts("wq", wq, w, recipe)
     parts = (t.unsqueeze(0) for pair in prepared for t in pair)
     y = GroupedLinear.apply(
-        x.reshape(-1, K).contiguous(), w.contiguous().unsqueeze(0), None, x.dtype, recipe, backend, *parts
+        x.reshape(math.prod(x.shape[:-1]), K).contiguous(),
+        w.contiguous().unsqueeze(0),
+        None,
+        x.dtype,
+        recipe,
+        backend,
+        *parts,
     )
     return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], N))  # not a view for autograd: `y` is nowhere else
 

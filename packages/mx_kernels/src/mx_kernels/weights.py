@@ -96,6 +96,8 @@ class PreparedWeights:
         if len(weights) != len(self):
             raise ValueError(expected("weights", f"{len(self)} tensors", len(weights)))
         for i, (w, old) in enumerate(zip(weights, self._prepared, strict=True)):
+            if not isinstance(w, Tensor):
+                raise TypeError(expected("weight", "a torch.Tensor", type(w).__name__))
             if w.shape != old.row.shape:
                 raise ValueError(
                     expected("weight", f"shape {tuple(old.row.shape)}", f"shape {tuple(w.shape)}")
@@ -180,6 +182,8 @@ def prepare_weights(
     one_of("orientations", ORIENTATIONS, orientations)
     if not recipe.is_mx:
         raise ValueError(expected("recipe", "an MX recipe (bf16 quantises nothing)", recipe))
+    if not weights:
+        raise ValueError(expected("weights", "at least one tensor", "none"))
     for i, w in enumerate(weights):
         if not isinstance(w, Tensor) or w.dtype not in FLOAT_DTYPES:
             raise TypeError(

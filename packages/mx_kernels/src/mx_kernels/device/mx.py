@@ -10,11 +10,11 @@ from typing import Any
 
 from cutlass import Float32, Uint32, select_
 from mx_core import FORMATS, ScaleRounding
+from mx_core.formats import FP32_FRACTION_BITS
 from mx_core.scaling import round_up_constant
 
 from mx_kernels.device import ptx
 
-FRACTION_BITS = 23
 INF_PATTERN = 0x7F80_0000
 NAN_PATTERN = 0x7FFF_FFFF
 
@@ -38,15 +38,16 @@ class BlockScaling:
         format = FORMATS[self.format]
         carried = amax + Uint32(round_up_constant(format, self.rounding))
         factor = ptx.min_u32(
-            Uint32((254 + format.emax) << FRACTION_BITS) - (carried & Uint32(0xFF << FRACTION_BITS)),
-            Uint32(254 << FRACTION_BITS),
+            Uint32((254 + format.emax) << FP32_FRACTION_BITS)
+            - (carried & Uint32(0xFF << FP32_FRACTION_BITS)),
+            Uint32(254 << FP32_FRACTION_BITS),
         )
         return Uint32(select_(amax >= Uint32(INF_PATTERN), Uint32(NAN_PATTERN), factor))
 
     @staticmethod
     def scale_byte(factor: Uint32) -> Uint32:
         """The scale byte b of a block in the low 8 bits, from its factor: a NaN factor gives 255 by itself."""
-        return Uint32(254) - (factor >> Uint32(FRACTION_BITS))
+        return Uint32(254) - (factor >> Uint32(FP32_FRACTION_BITS))
 
     def codes8(self, values: Sequence[Any], factors: Sequence[Any]) -> list[Uint32]:
         """Eight values times their factors as codes: two words, the first code in the lowest byte."""
@@ -62,7 +63,7 @@ class BlockScaling:
         bits = x.bitcast(Uint32)
         magnitude = ptx.min_u32(Uint32(bits & Uint32(NAN_PATTERN)), Uint32(format.max_value_bits))
         exponent = ptx.max_u32(Uint32(magnitude & Uint32(INF_PATTERN)), Uint32(format.min_normal_bits))
-        magic = exponent + Uint32((FRACTION_BITS - format.mantissa_bits) << FRACTION_BITS)
+        magic = exponent + Uint32((FP32_FRACTION_BITS - format.mantissa_bits) << FP32_FRACTION_BITS)
         quanta = magnitude.bitcast(Float32) + magic.bitcast(Float32)
         nearest = (quanta - magic.bitcast(Float32)).bitcast(Uint32) | (bits & Uint32(1 << 31))
         is_nan = (bits & Uint32(NAN_PATTERN)) > Uint32(INF_PATTERN)

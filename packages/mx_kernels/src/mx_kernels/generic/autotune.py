@@ -101,13 +101,13 @@ def tuned_tile(
         return default
     scratch = functools.cache(lambda: torch.empty_like(out))
     problem_class = (problem, rows_class(sizes.rows), *sizes[1:])
-    return best(problem_class, out.device, candidates(), lambda tile: start(tile, scratch()), default)
+    return best(problem_class, out.device, candidates, lambda tile: start(tile, scratch()), default)
 
 
 def best(
     problem_class: Hashable,
     device: torch.device,
-    candidates: Sequence[T],
+    candidates: Callable[[], Sequence[T]],
     run: Callable[[T], None],
     default: T,
 ) -> T:
@@ -116,7 +116,7 @@ def best(
     Args:
         problem_class: a value whose repr tells it from every other one.
         device: where to run.
-        candidates: values with a repr of their own (tiles).
+        candidates: gives values with a repr of their own (tiles), where they are wanted.
         run: launches one, which may fail (it is then left out).
         default: what to take where nothing can be measured.
     """
@@ -125,12 +125,13 @@ def best(
     if (known := _chosen.get(key)) is not None:
         return known  # type: ignore[return-value]
     path = _path(key, str(arch.target_of(device)))
-    found = _read(path, candidates)
+    tiles = candidates()
+    found = _read(path, tiles)
     if found is None:
         timer = _timer or device_seconds
         if timer is device_seconds and (device.type != "cuda" or torch.cuda.is_current_stream_capturing()):
             return default
-        seconds = _measure(candidates, run, device, timer)
+        seconds = _measure(tiles, run, device, timer)
         if not seconds:
             return default
         found = min(seconds, key=seconds.__getitem__)

@@ -390,6 +390,12 @@ def _quantize_kernel(problem, target, vector: bool, source: str, *, weighted=Fal
     return _kernel("quantize", "QuantizeKernel", target, *key), tile
 
 
+def _check_rows(name: str, rows: int) -> None:
+    """Refuse more rows than a grid has CTAs for."""
+    if rows > MAX_ROWS:
+        raise ValueError(f"{name}: expected at most {MAX_ROWS} rows, got {rows}")
+
+
 def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bool, groups: int) -> Plan:
     *batch, rows, cols = shape
     compact = groups > 0 and problem.row_map is RowMap.COMPACT
@@ -401,8 +407,7 @@ def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bo
         outputs = _orientations((*batch, out_rows, cols), problem)
     if out_rows == 0 or cols == 0 or 0 in batch:
         return Plan(problem, None, outputs)
-    if out_rows > MAX_ROWS:
-        raise ValueError(f"rows: expected at most {MAX_ROWS}, got {out_rows}")
+    _check_rows("x", out_rows + 128 * compact)  # the padding scales of COMPACT rows take a row of CTAs more
     size = problem.dtype.itemsize
     pitches = [s * size for s in strides[:-1]]
     vector = aligned and cols % 8 == 0 and all(p % 16 == 0 for p in pitches)
@@ -418,8 +423,7 @@ def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned
     outputs = _orientations((rows, cols), problem)
     if rows == 0 or cols == 0:
         return Plan(problem, None, outputs)
-    if rows > MAX_ROWS:
-        raise ValueError(f"token_of: expected at most {MAX_ROWS} rows, got {rows}")
+    _check_rows("token_of", rows)
     kernel, tile = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
     band = min(config.gather_quantize_band(tile), -(-cols // (128 * tile.strip)))
     return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band))
@@ -449,6 +453,7 @@ def _plan_gather(problem: GatherProblem, target, rows: int, cols: int) -> Plan:
     outputs = (((rows, cols), problem.dtype),)
     if rows == 0 or cols == 0:
         return Plan(problem, None, outputs)
+    _check_rows("token_of", rows)
     width = cols * problem.dtype.itemsize // 2
     band = min(config.GATHER_BAND, -(-width // config.GATHER_TILE.cols))
     kernel = _kernel("gather", "GatherKernel", target, config.GATHER_TILE)
@@ -478,6 +483,7 @@ def _plan_swiglu(problem: SwigluProblem, target, rows: int, double_width: int, g
     if rows == 0 or width == 0:
         return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
+    _check_rows("h", rows)
     tile = config.swiglu_tile(bits, problem.format is not None)
     kernel = _kernel("swiglu", "SwigluKernel", target, _scaling(problem), bits, blocked, tile)
     table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
@@ -497,7 +503,8 @@ def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups
     if rows == 0 or width == 0:
         return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
-    tile = config.dswiglu_tile(bits, quantized, columns)
+    _check_rows("h", rows)
+    tile = config.dswiglu_tile(bits)
     kernel = _kernel("dswiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
     shares = ((tile.warps_over(width), rows), torch.float32)
     table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)

@@ -40,9 +40,7 @@ def quantize_tile(
     """
     if element_bits == 32:
         return TileConfig(lanes=4, min_blocks=2 if vector and not weighted else 1)
-    if not gather:
-        return TileConfig(lanes=8, min_blocks=2)
-    if not vector:
+    if not (gather and vector):
         return TileConfig(lanes=8, min_blocks=2)
     if weighted:
         return TileConfig(lanes=8, min_blocks=2, strip=2)
@@ -65,7 +63,7 @@ def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
     return TileConfig(lanes=8, min_blocks=3) if quantized else TileConfig(lanes=4, min_blocks=2, cols=64)
 
 
-def dswiglu_tile(element_bits: int, quantized: bool, columns: bool) -> TileConfig:
+def dswiglu_tile(element_bits: int) -> TileConfig:
     """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements.
 
     Inputs wait in shared memory, not in registers.

@@ -55,7 +55,7 @@ def check_matrix(name: str, x: Tensor, multiple_of: int = MULTIPLE) -> None:
 
 def check_aligned(name: str, rows: int) -> None:
     """Refuse a row count that no ALIGNED tensor has."""
-    if rows % GROUP_ALIGNMENT != 0:
+    if rows < 0 or rows % GROUP_ALIGNMENT != 0:
         raise ValueError(expected(name, f"a multiple of {GROUP_ALIGNMENT} (aligned) rows", f"{rows} rows"))
 
 

@@ -63,7 +63,7 @@ class Sm100Backend(MemoryBoundBackend):
         check_gemm_alignment("sm100", a, b, out)
         if out.numel() == 0:
             return out
-        if rows == 0 or a.numel() == 0:  # nothing to sum
+        if a.numel() == 0:  # nothing to sum
             return out if problem.accumulate else out.zero_()
         device, (columns, other) = a.device, (n, k) if problem.mode == "fprop" else (k, n)
         extents = (problem.mode, problem.a_format, rows, groups, columns, other, arch.num_sms(device))

@@ -39,13 +39,22 @@ class GemmBackend:
         check_gemm_alignment("sm90", a, b, out)
         if out.numel() == 0:
             return out
-        if rows == 0 or (problem.mode == "fprop" and k == 0) or (problem.mode == "dgrad" and n == 0):
+        if a.numel() == 0:  # nothing to sum
             return out if problem.accumulate else out.zero_()
 
         def start(tile: config.TileConfig, out: Tensor) -> None:
             clusters = arch.num_sms(a.device) // tile.cluster_size
             pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
-            launch(_kernel(problem, tile), a.device, *pointers, rows, n, k, groups, clusters)
+            launch(
+                _kernel(problem, tile, arch.active_emulation()),
+                a.device,
+                *pointers,
+                rows,
+                n,
+                k,
+                groups,
+                clusters,
+            )
 
         columns = n if problem.mode == "fprop" else k
         estimate = config.choose_tile(problem.mode, problem.is_mx, rows, groups, columns)
@@ -59,7 +68,7 @@ def _candidates(problem: GemmProblem) -> tuple[config.TileConfig, ...]:
 
 
 @functools.cache
-def _kernel(problem: GemmProblem, tile: config.TileConfig):
+def _kernel(problem: GemmProblem, tile: config.TileConfig, emulation):
     from mx_kernels import jit
     from mx_kernels.sm90.gemm import GroupedGemm
 
