@@ -22,6 +22,8 @@ X = torch.ones(4, 32)
 
 
 class FakeBackend:
+    prepares = ()
+
     def __init__(self, name: str, reason: str | None = None):
         self.name, self.reason = name, reason
 

@@ -18,7 +18,6 @@ def forget_kernels() -> None:
     """As in a new process."""
     jit._loaded.clear()
     backend._kernel.cache_clear()
-    backend.BACKEND._plans.clear()
     registry.forget()
 
 

@@ -1,14 +1,16 @@
 """Which backend runs an op, and why the others cannot.
 
 A backend is an object with `name`, `why_not(problem, device) -> str | None` (None: it can) and one method per op that it
-has, `backend.quantize(problem, x, offs)`. It lives in a module of its own, which exposes it as `BACKEND` and is imported
-at the first choice; a module that is missing or fails to import is a reason like any other.
+has, `backend.quantize(problem, x, offs)`; or, for the ops named in its `prepares`, a method `prepare(op, problem, *args)`,
+which works out once what depends on metadata only, and returns a function of the tensors. It lives in a module of its own,
+which exposes it as `BACKEND` and is imported at the first choice; a module that is missing or fails to import is a reason
+like any other.
 """
 
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -56,13 +58,17 @@ def why_not(name: str, op: str, problem: Problem, device: torch.device, *, auto:
     backend = load(name)
     if isinstance(backend, str):
         return backend
-    if not hasattr(backend, op):
+    if not hasattr(backend, op) and op not in _prepares(backend):
         return f"has no {op}"
     if reason := backend.why_not(problem, device):
         return reason
     if auto and name == "sm100" and device.type == "cuda":
         return selftest_record.why_not_trusted(device)
     return None
+
+
+def _prepares(backend: Backend) -> Collection[str]:
+    return getattr(backend, "prepares", ())
 
 
 def _wrong_device(name: str, device: torch.device, auto: bool) -> str | None:
@@ -128,8 +134,6 @@ MAX_PREPARED = 4096
 def prepare(op: str, backend: str, args: tuple, problem_type: type, *fields) -> Callable[..., Any]:
     """A function of tensors with the metadata of those in `args`, that runs the op on the chosen backend.
 
-    A backend may have a method `prepare(op, problem, *args)`, which works out once what depends on metadata only.
-
     Args:
         op: name of the op, and of the backend's method.
         backend: see `choose`.
@@ -139,13 +143,9 @@ def prepare(op: str, backend: str, args: tuple, problem_type: type, *fields) -> 
     """
     problem = problem_type(*fields)
     chosen = choose(op, problem, args[0].device, backend)
-    if hasattr(type(chosen), "prepare"):
+    if op in _prepares(chosen):
         return chosen.prepare(op, problem, *args)  # type: ignore[attr-defined]
-    return with_rest(getattr(chosen, op), problem, args)
-
-
-def with_rest(method: Callable[..., Any], problem: Problem, args: tuple) -> Callable[..., Any]:
-    """A backend's method as a function of the tensors of `args`; what follows the tensors is filled in."""
+    method = getattr(chosen, op)
     rest = [a for a in args if not isinstance(a, torch.Tensor)]
     return lambda *tensors: method(problem, *tensors, *rest)
 

@@ -32,12 +32,10 @@ def with_tile(chooser: str, tile: TileConfig, op: str, problem: Any, *tensors: A
     backend: Any = registry.choose(op, problem, tensors[0].device)
     chosen = getattr(config, chooser)
     setattr(config, chooser, lambda *args: tile)
-    backend._plans.clear()
     try:
         return backend.prepare(op, problem, *tensors)
     finally:
         setattr(config, chooser, chosen)
-        backend._plans.clear()
 
 
 def gather_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Contestants]]:

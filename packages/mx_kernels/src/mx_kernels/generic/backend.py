@@ -1,8 +1,9 @@
 """The memory-bound ops on a GPU: what sm_90 and sm_100 share. Allocates outputs, picks the kernel, launches it.
 
-The methods are called with a problem and tensors that the ops have checked. They never wait for the device. What depends on
-shapes only (kernel, output shapes, sizes) is worked out once for every shape and remembered as a `Plan`, because host time
-is what a small call costs; ops keep what `prepare` returns and come straight to the call after that. Kernels are imported at the first call, not with this module: choosing a backend needs no compiler.
+`prepare` is called with a problem and tensors that the ops have checked. Nothing waits for the device. What depends on
+shapes only (kernel, output shapes, sizes) is worked out once for every shape, as a `Plan`, because host time is what a small
+call costs: ops keep what `prepare` returns (`registry.prepared`) and come straight to the call after that. Kernels are
+imported at the first call, not with this module: choosing a backend needs no compiler.
 """
 
 import functools
@@ -18,7 +19,7 @@ from mx_core.codec import storage_dtype
 from mx_core.groups import aligned_rows
 from torch import Tensor
 
-from mx_kernels import arch, registry
+from mx_kernels import arch
 from mx_kernels.generic import config
 from mx_kernels.outputs import scale_shape
 from mx_kernels.problem import (
@@ -36,7 +37,6 @@ from mx_kernels.problem import (
 FP8_FORMATS = ("mxfp8_e4m3", "mxfp8_e5m2")
 #: CUDA's limit for the second grid axis, which counts 128-row tiles.
 MAX_ROWS = 65535 * 128
-MAX_PLANS = 4096
 
 #: Shape and dtype of a tensor to allocate.
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -100,7 +100,7 @@ class GroupTable:
 class Plan:
     """A call worked out for its shapes. `kernel` None: there is nothing to launch."""
 
-    problem: Problem  # kept, because plans are found by its id
+    problem: Problem
     kernel: Callable[..., Any] | None
     outputs: tuple[Spec, ...]
     sizes: tuple[int, ...] = ()
@@ -131,9 +131,6 @@ class MemoryBoundBackend:
     name: str
     targets: tuple[str, ...]
 
-    def __init__(self):
-        self._plans: dict[tuple, Plan] = {}
-
     def why_not(self, problem: Problem, device: torch.device) -> str | None:
         """Why this backend cannot run the problem on this device."""
         target = arch.target_of(device)
@@ -147,33 +144,20 @@ class MemoryBoundBackend:
             return f"routes to at most {config.MAX_EXPERTS} experts, got {experts}"
         return None
 
-    def _plan(self, make: Callable[..., Plan], problem: Problem, x: Tensor, *key: Any) -> Plan:
-        """`make(problem, target, *key)`, remembered for this problem, device and key."""
-        index = x.get_device()
-        full_key = id(problem), index if index >= 0 else arch.active_emulation(), *key
-        plan = self._plans.get(full_key)
-        if plan is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[full_key] = make(problem, arch.target_of(x.device), *key)
-        return plan
+    @property
+    def prepares(self) -> frozenset[str]:
+        """The ops that `prepare` knows."""
+        return frozenset(_OPS)
 
     def prepare(self, op: str, problem: Problem, *args: Any) -> Callable[..., Any]:
-        """A function of tensors like those in `args`, that does what the method `op` does (registry.prepare)."""
-        if getattr(problem, "format", None) in (None, *FP8_FORMATS) and op in _OPS:
-            return self._prepare(op, problem, *args)
-        return registry.with_rest(
-            getattr(self, op), problem, args
-        )  # a subclass does something around the method
-
-    def _prepare(self, op: str, problem: Problem, *args: Any) -> Callable[..., Any]:
+        """A function of tensors like those in `args`, that runs the op (registry.prepare)."""
         make, key_of, run, aligned = _OPS[op]
         x = args[0]
         for tensor in args[:aligned]:
             if tensor.data_ptr() % 16:
                 raise ValueError(f"{op}: expected data at a multiple of 16 bytes, got {tensor.data_ptr():#x}")
-        plan = self._plan(make, problem, x, *key_of(*args))
-        call, index = functools.partial(run, plan), x.get_device()
+        call = functools.partial(run, make(problem, arch.target_of(x.device), *key_of(*args)))
+        index = x.get_device()
         if index < 0:
             return call
 
@@ -184,53 +168,6 @@ class MemoryBoundBackend:
                 return call(*tensors)
 
         return on_device
-
-    def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
-        """Codes and scales of each orientation asked for."""
-        return self._prepare("quantize", problem, x, offs)(x, offs)
-
-    def gather_quantize(
-        self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """Codes and scales of each orientation of the gathered rows; the weights scale the column copy only."""
-        args = x, token_of, slot_weights
-        return self._prepare("gather_quantize", problem, *args)(*args)
-
-    def route(self, problem: RouteProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """slot_of, token_of and offs."""
-        return self._prepare("route", problem, topk_ids)(topk_ids)
-
-    def slot_weights(
-        self, problem: SlotWeightsProblem, weights: Tensor, slot_of: Tensor, rows: int
-    ) -> Tensor:
-        """Router weights by row."""
-        return self._prepare("slot_weights", problem, weights, slot_of, rows)(weights, slot_of)
-
-    def gather(self, problem: GatherProblem, x: Tensor, token_of: Tensor) -> Tensor:
-        """Rows of tokens, unquantised."""
-        return self._prepare("gather", problem, x, token_of)(x, token_of)
-
-    def combine(self, problem: CombineProblem, y: Tensor, slot_of: Tensor, weights: Tensor | None) -> Tensor:
-        """The weighted sum over a token's slots."""
-        return self._prepare("combine", problem, y, slot_of, weights)(y, slot_of, weights)
-
-    def combine_backward(
-        self, problem: CombineProblem, dout: Tensor, y: Tensor, slot_of: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Dy by row and dweights."""
-        args = dout, y, slot_of, weights
-        return self._prepare("combine_backward", problem, *args)(*args)
-
-    def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """silu(gate)·up: a tensor, or codes and scales."""
-        return self._prepare("swiglu", problem, h, offs)(h, offs)
-
-    def dswiglu(
-        self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Plain: dh, w·a, dw. Quantised: dh along 2H, with `columns` dh and a down the rows, dw."""
-        args = da, h, slot_weights, offs
-        return self._prepare("dswiglu", problem, *args)(*args)
 
 
 # calls: allocate, launch ---------------------------------------------------------------------------------------------

@@ -8,20 +8,14 @@ control of a comparison, not for speed.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from mx_core import FORMATS, MXFP8_E4M3, decode, encode, pack, unpack
 from torch import Tensor
 
-from mx_kernels.problem import (
-    DSwigluProblem,
-    GatherQuantizeProblem,
-    GemmProblem,
-    Problem,
-    QuantizeProblem,
-    SwigluProblem,
-)
+from mx_kernels.problem import GemmProblem, Problem
 
 P = TypeVar("P", bound=Problem)
 
@@ -90,25 +84,11 @@ class NarrowFormats:
         """Why this backend cannot run the problem on this device."""
         return super().why_not(with_e4m3(problem), device)  # type: ignore[misc]
 
-    def quantize(self, problem: QuantizeProblem, x: Tensor, offs: Tensor | None) -> tuple[Tensor, ...]:
+    def prepare(self, op: str, problem: Problem, *args: Any) -> Callable[..., Any]:
         """See MemoryBoundBackend."""
-        return _packed(problem, super().quantize(problem, x, offs))  # type: ignore[misc]
-
-    def gather_quantize(
-        self, problem: GatherQuantizeProblem, x: Tensor, token_of: Tensor, slot_weights: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """See MemoryBoundBackend."""
-        return _packed(problem, super().gather_quantize(problem, x, token_of, slot_weights))  # type: ignore[misc]
-
-    def swiglu(self, problem: SwigluProblem, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """See MemoryBoundBackend."""
-        return _packed(problem, super().swiglu(problem, h, offs))  # type: ignore[misc]
-
-    def dswiglu(
-        self, problem: DSwigluProblem, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tensor
-    ) -> tuple[Tensor, ...]:
-        """See MemoryBoundBackend."""
-        return _packed(problem, super().dswiglu(problem, da, h, slot_weights, offs))  # type: ignore[misc]
+        run = super().prepare(op, problem, *args)  # type: ignore[misc]
+        format = getattr(problem, "format", None)
+        return (lambda *tensors: _packed(format, run(*tensors))) if format in NARROW_FORMATS else run
 
     def grouped_gemm(
         self,
@@ -125,11 +105,8 @@ class NarrowFormats:
         return super().grouped_gemm(with_e4m3(problem), a, a_scale, b, b_scale, offs, out)  # type: ignore[misc]
 
 
-def _packed(problem: Any, results: Any) -> Any:
-    """What an op returns, with the data of a narrow format packed: (data, scale) pairs, perhaps dw after them."""
-    if problem.format not in NARROW_FORMATS:
-        return results
+def _packed(format: str, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What an op returns, with the data packed: (data, scale) pairs, perhaps dw after them."""
     return tuple(
-        pack_e4m3(t, problem.format) if i % 2 == 0 and t.dtype is torch.uint8 else t
-        for i, t in enumerate(results)
+        pack_e4m3(t, format) if i % 2 == 0 and t.dtype is torch.uint8 else t for i, t in enumerate(results)
     )
