@@ -1,6 +1,7 @@
 """Training spread over processes, against one process with the same global batches: losses, gradients, validation."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +119,50 @@ def assert_same_but_later(trace: Trace, want: Trace) -> None:
     got, expected = (torch.tensor(t[0])[:, 0] for t in (trace, want))
     assert (got / expected - 1).abs().max() < 1e-3
     assert not torch.equal(got[1:], expected[1:]), "nothing was rounded: was anything sent quantised?"
+
+
+def collectives(cfgs: list[Config]) -> list[dict[str, int]]:
+    """Of one training step each, by torch's names."""
+    from mx_trainer.data import load_corpus
+    from mx_trainer.trainer import Trainer, resolve_vocab
+    from torch.profiler import ProfilerActivity, profile
+
+    corpus, counts = load_corpus(cfgs[0].data), []
+    for cfg in cfgs:
+        trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+        trainer.train_step()
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            trainer.train_step()
+        names = (event.name for event in recorded.events() if event.name.startswith("c10d::"))
+        counts.append(dict(Counter(name.removeprefix("c10d::") for name in names)))
+    return counts
+
+
+def test_collectives_of_a_step(base):
+    """The table of docs/scaling.md: none for each router or for each gradient."""
+    ways = [ParallelConfig(), ParallelConfig(fsdp=False), ParallelConfig(ep=2, fsdp=False)]
+    layers = base.model.layers
+    for fsdp, copies, experts in run_ranks(2, collectives, [replace(base, parallel=way) for way in ways]):
+        assert fsdp == {
+            "_allgather_base_": 1 + 2 * layers,  # embedding and head once, a block twice
+            "_reduce_scatter_base_": 1 + layers,
+            "allreduce_": 2,  # the routers' counts; the gradients' norm
+        }
+        assert copies == {"allreduce_": 2}  # counts; gradients
+        assert experts == {"allreduce_": 3, "alltoall_base_": 7 * layers}
+
+
+def summed_in_buckets(cfg: Config, bucket: int) -> list[list[float]]:
+    from mx_trainer import sharding
+
+    sharding.BUCKET = bucket
+    return train(cfg)[0]
+
+
+def test_gradients_are_the_same_in_any_buckets(base):
+    cfg = replace(base, parallel=ParallelConfig(fsdp=False))
+    one, many = (run_ranks(2, summed_in_buckets, cfg, bucket) for bucket in (1 << 26, 1000))
+    assert one == many
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "mxfp8"])

@@ -13,6 +13,7 @@ from mx_trainer.cli import train
 from mx_trainer.config import Config, OptimConfig, RouterConfig
 from mx_trainer.errors import CheckpointError
 from mx_trainer.metrics import read_metrics
+from mx_trainer.parallel import Parallel
 from mx_trainer.progress import Progress
 from rich.console import Console
 from support.checkpoints import same_state, whole_state
@@ -162,6 +163,17 @@ def test_what_a_run_leaves(small, make_trainer, tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size > 10_000
     assert 0 <= report.min_expert_share(records) <= 1
+
+
+def test_the_ranks_add_up_their_losses_once_a_record(small, make_trainer, tmp_path, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(Parallel, "sum_", lambda _, x: shapes.append(tuple(x.shape)) or x)
+    run(
+        make_trainer(replace(small, log_every=5, eval_every=20, save_every=7, eval_tokens=256)),
+        tmp_path / "run",
+    )
+    records, before_saving, validation = [(5, 4)] * 4, [(2, 4), (4, 4)], [()]
+    assert sorted(shapes) == sorted(records + before_saving + validation)
 
 
 def test_tensorboard_has_the_same_numbers(small, make_trainer, tmp_path):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from mx_trainer.config import ModelConfig
+from mx_trainer.moe import is_expert
 
 
 class RunLog:
@@ -117,7 +118,7 @@ class PeakMemory:
 def parameter_counts(model: nn.Module, cfg: ModelConfig) -> tuple[int, int]:
     """All parameters, and those one token uses: of the experts only top_k out of E."""
     total = sum(p.numel() for p in model.parameters())
-    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    experts = sum(p.numel() for name, p in model.named_parameters() if is_expert(name))
     return total, total - experts + experts * cfg.top_k // cfg.experts
 
 
@@ -131,11 +132,12 @@ def flops_per_token(model: nn.Module, cfg: ModelConfig) -> float:
     return 6.0 * (active - cfg.vocab * cfg.width) + 6.0 * cfg.layers * cfg.width * cfg.block
 
 
-def dense_rate(device: torch.device, size: int = 8192, rounds: int = 10) -> float:
-    """FLOP per second of a BF16 product of `size`³ random values on this GPU, the median of `rounds`."""
+def dense_rate(device: torch.device) -> float:
+    """FLOP per second of a BF16 product of 8192³ random values on this GPU, the median of ten."""
+    size = 8192
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     seconds = []
-    for _ in range(rounds + 2):
+    for _ in range(2 + 10):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         a @ b

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mx_trainer.config import Config, ModelConfig, RouterConfig
-from mx_trainer.moe import Linear, MoE, Router, RouterStats
-from mx_trainer.parallel import is_fsdp_sharded
+from mx_trainer.moe import Linear, MoE, Router, RouterStats, load_balancing_loss
+from mx_trainer.parallel import Parallel, is_fsdp_sharded
 from mx_trainer.precision import Precision
 
 
@@ -102,6 +102,7 @@ class GPT(nn.Module):
         m = cfg.model
         self.block_size, self.activations = m.block, precision.activations
         self.checkpoint_activations = cfg.checkpoint_activations
+        self.parallel: Parallel | None = None  # set where several processes share the batch
         self.embedding = nn.Embedding(m.vocab, m.width)
         self.blocks = nn.ModuleList(Block(m, cfg.router, precision) for _ in range(m.layers))
         self.norm = RMSNorm(m.width)
@@ -151,14 +152,19 @@ class GPT(nn.Module):
             else:
                 x, stats = block(x)
             all_stats.append(stats)
+        tokens_LE = torch.stack([s.tokens_E for s in all_stats])
+        if self.parallel is not None:
+            self.parallel.sum_(tokens_LE)  # all layers' at once: no router waits for other processes
         if self.training:
-            for router, stats in zip(self.routers(), all_stats, strict=True):
-                router.count(stats.tokens_E)
+            for router, tokens_E in zip(self.routers(), tokens_LE, strict=True):
+                router.count(tokens_E)
         logits = self.head(self.norm(x)).float()
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return Output(
             logits=logits,
             loss=loss,
-            aux_loss=torch.stack([s.aux_loss for s in all_stats]).mean(),
+            aux_loss=torch.stack(
+                [load_balancing_loss(t, s.chance_E) for t, s in zip(tokens_LE, all_stats, strict=True)]
+            ).mean(),
             z_loss=torch.stack([s.z_loss for s in all_stats]).mean(),
         )

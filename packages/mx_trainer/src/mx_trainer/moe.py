@@ -12,7 +12,6 @@ from mx_kernels import MXExperts, mx_linear
 from torch import Tensor, nn
 
 from mx_trainer.config import ModelConfig, RouterConfig
-from mx_trainer.parallel import Parallel
 from mx_trainer.precision import Precision
 from mx_trainer.torch_experts import TorchExperts
 
@@ -20,12 +19,28 @@ from mx_trainer.torch_experts import TorchExperts
 class RouterStats(NamedTuple):
     """What one router reports for one batch."""
 
-    aux_loss: Tensor
-    """() fp32: 1 when the load is even, E / k when every token goes to the same k experts."""
+    chance_E: Tensor
+    """(E,) fp32: mean softmax probability of each expert."""
     z_loss: Tensor
     """() fp32: mean squared log-sum-exp of the logits."""
     tokens_E: Tensor
-    """(E,) int64: tokens of all ranks sent to each expert; in one process they sum to T * k."""
+    """(E,) int64: tokens of this process sent to each expert; they sum to T * k."""
+
+
+def load_balancing_loss(tokens_E: Tensor, chance_E: Tensor) -> Tensor:
+    """() fp32: 1 when the load is even, E / k when every token goes to the same k experts (arXiv 2101.03961, eq. 4).
+
+    Args:
+        tokens_E: int64, the load that is to become even: of the whole batch, however many processes share it.
+        chance_E: fp32, mean probabilities, through which the gradient flows: of this process's tokens.
+    """
+    share_E = tokens_E.float() / tokens_E.sum().clamp(min=1)
+    return len(tokens_E) * torch.dot(share_E, chance_E)
+
+
+def is_expert(name: str) -> bool:
+    """Whether a model's parameter of this name belongs to the experts, of which a token uses top-k."""
+    return ".experts." in name
 
 
 def top_k_lowest_id(scores_TE: Tensor, k: int) -> Tensor:
@@ -42,7 +57,6 @@ class Router(nn.Module):
     def __init__(self, width: int, experts: int, top_k: int, cfg: RouterConfig):
         super().__init__()
         self.cfg, self.top_k = cfg, top_k
-        self.parallel: Parallel | None = None  # set where several processes share the batch
         self.weight = nn.Parameter(torch.empty(experts, width))
         # FP32: 1.0 + 0.001 must not round away. int64: a count must not stall. Both are saved with the model.
         self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32))
@@ -67,14 +81,8 @@ class Router(nn.Module):
         if self.cfg.normalize:
             weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True).clamp(min=1e-20)
         tokens_E = (ids_Tk.unsqueeze(-1) == torch.arange(experts, device=ids_Tk.device)).sum((0, 1))
-        world = 1
-        if self.parallel is not None:  # the load is that of the whole batch, however many ranks share it
-            self.parallel.sum_(tokens_E)
-            world = self.parallel.world
-        share_E = tokens_E.float() / max(tokens * self.top_k * world, 1)
-        chance_E = softmax_TE.sum(0) / max(tokens, 1)
         stats = RouterStats(
-            aux_loss=experts * torch.dot(share_E, chance_E),
+            chance_E=softmax_TE.sum(0) / max(tokens, 1),
             z_loss=logits_TE.logsumexp(-1).square().sum() / max(tokens, 1),
             tokens_E=tokens_E,
         )

@@ -36,8 +36,6 @@ class Parallel:
     device: torch.device
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
-    """Rank on this machine."""
     world_mesh: "DeviceMesh | None" = None
     """("world",): all ranks; dense parameters are sharded over it. None in a single process."""
     expert_mesh: "DeviceMesh | None" = None
@@ -136,7 +134,6 @@ def init_parallel(cfg: Config) -> Parallel:
         device=device,
         rank=rank,
         world=world,
-        local_rank=local_rank,
         world_mesh=init_device_mesh(device.type, (world,), mesh_dim_names=("world",)),
         expert_mesh=init_device_mesh(device.type, (world // ep, ep), mesh_dim_names=("dp", "ep")),
     )

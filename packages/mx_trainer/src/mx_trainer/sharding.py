@@ -10,35 +10,35 @@ the whole batch has. FSDP adds while it scatters; `reduce_gradients` does what i
 | experts, `--ep N` | sharded over the ranks with the same experts: added by FSDP | copies on those: added here |
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from mx_kernels import MXExperts
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from mx_trainer.config import ParallelConfig
+from mx_trainer.expert_parallel import ParallelExperts
 from mx_trainer.model import GPT
-from mx_trainer.moe import MoE
+from mx_trainer.moe import is_expert
 from mx_trainer.parallel import Parallel, is_fsdp_sharded
+
+BUCKET = 1 << 26
+"""Gradients that are added up in one collective: elements, 256 MiB of FP32."""
 
 
 def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
     """Replace the experts by this rank's part, and shard what remains; all ranks hold the same model before."""
     if not parallel.distributed:
         return
-    from mx_kernels import MXExperts
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    from mx_trainer.expert_parallel import ParallelExperts
-
     world, experts = parallel.world_mesh, parallel.expert_mesh
     assert world is not None
     assert experts is not None
-    for router in model.routers():
-        router.parallel = parallel
+    model.parallel = parallel
     whole_here: set[nn.Parameter] = set()  # FSDP leaves them alone
-    for moe in _moes(model) if parallel.ep > 1 else ():
+    for moe in (block.moe for block in model.blocks) if parallel.ep > 1 else ():
         assert isinstance(moe.experts, MXExperts)
         moe.experts = ParallelExperts(
             moe.experts,
@@ -68,18 +68,8 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield name, local, is_fsdp_sharded(p.grad)
 
 
-def _moes(model: nn.Module) -> list[MoE]:
-    return [m for m in model.modules() if isinstance(m, MoE)]
-
-
-def _is_expert(name: str) -> bool:
-    return ".experts." in name
-
-
 def dropped_rows(model: GPT, parallel: Parallel) -> dict[str, int]:
     """{"dropped_rows": rows that found no place since the last call, in all layers and ranks}; {} where none can."""
-    from mx_trainer.expert_parallel import ParallelExperts
-
     limited = [m for m in model.modules() if isinstance(m, ParallelExperts) and m.capacity]
     if not limited:
         return {}
@@ -96,9 +86,30 @@ def reduce_gradients(model: nn.Module, parallel: Parallel) -> None:
         return
     assert parallel.expert_mesh is not None
     replicas = parallel.expert_mesh["dp"].get_group()
+    dense, experts = [], []
     for name, grad, sharded in _gradients(model):
         if not sharded:
-            dist.all_reduce(grad, group=replicas if parallel.ep > 1 and _is_expert(name) else None)
+            (experts if parallel.ep > 1 and is_expert(name) else dense).append(grad)
+    for grads, group in ((dense, dist.group.WORLD), (experts, replicas)):
+        for bucket in _buckets(grads) if group.size() > 1 else ():
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            dist.all_reduce(flat, group=group)
+            sums = flat.split([grad.numel() for grad in bucket])
+            torch._foreach_copy_(bucket, [s.view_as(grad) for s, grad in zip(sums, bucket, strict=True)])
+
+
+def _buckets(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of at most `BUCKET` elements, or of a single gradient: a collective costs more than a copy."""
+    bucket: list[Tensor] = []
+    size = 0
+    for grad in grads:
+        if bucket and size + grad.numel() > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(grad)
+        size += grad.numel()
+    if bucket:
+        yield bucket
 
 
 @torch.no_grad()
@@ -111,7 +122,7 @@ def clip_gradients(model: nn.Module, parallel: Parallel, largest: float) -> Tens
     """
     everywhere, by_world, by_ep = [], [], []
     for name, grad, sharded in _gradients(model):
-        kind = by_world if sharded else by_ep if parallel.ep > 1 and _is_expert(name) else everywhere
+        kind = by_world if sharded else by_ep if parallel.ep > 1 and is_expert(name) else everywhere
         kind.append(grad)
     norm = torch.nn.utils.get_total_norm
     if not parallel.distributed:

@@ -170,19 +170,21 @@ class Trainer:
                         self.timer.tokens += cfg.tokens_per_step
                     done = self.step == last
                     if self.step % cfg.log_every == 0 or done:
-                        self._log(log, window, progress)
-                        self._refuse_nan(window)
+                        with self.timer:  # reading the losses waits for the GPU: part of the step
+                            rows = self._scalars(window)
+                        self._log(log, rows, window, progress)
+                        self._refuse_nan(rows)
                         window.clear()
                     if self.step % cfg.eval_every == 0 or done:
                         evaluation = self.evaluate(cfg.final_eval_tokens if done else cfg.eval_tokens)
                         log.write(self.step, val_loss=evaluation.loss, val_bpb=evaluation.bpb)
                         progress.evaluated(self.step, evaluation.loss, evaluation.bpb)
                     if self.step % cfg.save_every == 0 or done:
-                        self._refuse_nan(window)
+                        self._refuse_nan(self._scalars(window))
                         self.save(run_dir)
                         saved_step = self.step
                 if saved_step < self.step:
-                    self._refuse_nan(window)
+                    self._refuse_nan(self._scalars(window))
                     self.save(run_dir)
         finally:
             log.close()
@@ -194,10 +196,10 @@ class Trainer:
             return stop.is_set()
         return self.step % self.cfg.log_every == 0 and self.parallel.any(stop.is_set())
 
-    def _log(self, log: RunLog | NoLog, window: list[tuple[Tensor, Tensor]], progress: Progress) -> None:
-        with self.timer:  # reading the loss waits for the GPU: part of the step
-            means = self._scalars(window).mean(0).tolist()
-        values = dict(zip(SCALARS, means, strict=True))
+    def _log(
+        self, log: RunLog | NoLog, rows: Tensor, window: list[tuple[Tensor, Tensor]], progress: Progress
+    ) -> None:
+        values = dict(zip(SCALARS, rows.mean(0).tolist(), strict=True))
         rate = self.timer.take()
         lr = self.optimizer.param_groups[0]["lr"]
         log.write(
@@ -212,13 +214,16 @@ class Trainer:
         progress.stepped(self.step, values["train_loss"], rate)
 
     def _scalars(self, window: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """(steps, 4): `SCALARS` of the steps in the window, of all ranks."""
-        return self.parallel.sum_(torch.stack([scalars for scalars, _ in window])) / self.parallel.world
+        """(steps, 4) on the CPU: `SCALARS` of the steps in the window, of all ranks. Waits for them."""
+        if not window:
+            return torch.empty(0, len(SCALARS))
+        return (
+            self.parallel.sum_(torch.stack([scalars for scalars, _ in window])) / self.parallel.world
+        ).cpu()
 
-    def _refuse_nan(self, window: list[tuple[Tensor, Tensor]]) -> None:
-        """Stop (FloatingPointError) when a loss or gradient norm since the last record is not finite."""
-        rows = self._scalars(window).tolist() if window else []
-        for row in rows:
+    def _refuse_nan(self, rows: Tensor) -> None:
+        """Stop (FloatingPointError) when a loss or gradient norm, (steps, 4) as `SCALARS` names them, is not finite."""
+        for row in rows.tolist():
             if not all(map(math.isfinite, row)):
                 values = ", ".join(f"{name} {value:.4g}" for name, value in zip(SCALARS, row, strict=True))
                 raise FloatingPointError(
