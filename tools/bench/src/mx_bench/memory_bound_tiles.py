@@ -4,15 +4,17 @@ Races tiles of the gathering quantiser and of SwiGLU's backward against a copy, 
 `mx_kernels/generic/config.py` is written from its table.
 """
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from mx_kernels import arch, registry
+from mx_kernels import registry
 from mx_kernels.generic import config
 from mx_kernels.generic.config import TileConfig
 from mx_kernels.problem import DSwigluProblem, GatherQuantizeProblem
 
+from mx_bench.forced import forced, parse_on_gpu
 from mx_bench.memory_bound import BF16, DESIGN, Sizes, random_sets
 from mx_bench.timing import race
 
@@ -30,12 +32,8 @@ Contestants = dict[str, Callable[[int], object]]
 def with_tile(chooser: str, tile: TileConfig, op: str, problem: Any, *tensors: Any) -> Callable[..., Any]:
     """The op on such tensors, with this tile in place of what config.<chooser> would choose."""
     backend: Any = registry.choose(op, problem, tensors[0].device)
-    chosen = getattr(config, chooser)
-    setattr(config, chooser, lambda *args: tile)
-    try:
+    with forced(config, **{chooser: tile}):
         return backend.prepare(op, problem, *tensors)
-    finally:
-        setattr(config, chooser, chosen)
 
 
 def gather_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Contestants]]:
@@ -102,6 +100,5 @@ def main(sizes: Sizes, device: str) -> None:
 
 
 if __name__ == "__main__":
-    if arch.target_of(torch.device("cuda", 0)) is None:
-        raise SystemExit("needs a GPU with kernels (Hopper or data-centre Blackwell)")
+    parse_on_gpu(argparse.ArgumentParser(prog="python -m mx_bench.memory_bound_tiles", description=__doc__))
     main(DESIGN, "cuda")
