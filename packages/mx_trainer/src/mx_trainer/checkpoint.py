@@ -143,6 +143,10 @@ def read_values(folder: Path) -> State:
         CheckpointError: if they are damaged, or the checkpoint is of an older version.
     """
     _verify(folder, {name: digest for name, digest in _read_sums(folder).items() if name == _VALUES})
+    return _values(folder)
+
+
+def _values(folder: Path) -> State:
     return json.loads((folder / _VALUES).read_text())
 
 
@@ -172,7 +176,7 @@ def load_checkpoint(folder: Path, into: State) -> State:
 
     _together(folder, verify)
     read_shards(folder, _tensors(into))
-    return {**read_values(folder), **into}
+    return {**_values(folder), **into}
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

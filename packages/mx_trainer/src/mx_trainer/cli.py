@@ -187,6 +187,11 @@ def _over(cls: type[T], cfg: Config) -> T:
     return cls(**{f.name: getattr(cfg, f.name) for f in fields(Config)})
 
 
+def _parse_over_preset(cls: type[T], args: list[str], prog: str, preset: str = "tiny") -> T:
+    """Parse flags over the preset that they name, or over this one."""
+    return _parse(cls, args, prog, _over(cls, load_preset(_value_of(args, "--preset") or preset)))
+
+
 def _config_of(args: Config) -> Config:
     """Only the fields of a run; a data path becomes absolute, for a resume from another folder."""
     cfg = Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
@@ -203,13 +208,13 @@ def _train(argv: list[str]) -> int:
     resume = _value_of(argv, "--resume")
     checkpoint = find_checkpoint(Path(resume)) if resume else None
     if checkpoint is None:
-        default = load_preset(_value_of(argv, "--preset") or "tiny")
+        cfg = _config_of(_parse_over_preset(TrainArgs, argv, "mx-train"))
+        validate(cfg)
     else:
-        default = Config.load(run_dir_of(checkpoint) / "config.json")
-    cfg = _config_of(_parse(TrainArgs, argv, "mx-train", _over(TrainArgs, default)))
-    validate(cfg)
-    if checkpoint is not None:
-        _refuse_changes(default, cfg)
+        before = Config.load(run_dir_of(checkpoint) / "config.json")
+        cfg = _config_of(_parse(TrainArgs, argv, "mx-train", _over(TrainArgs, before)))
+        validate(cfg)
+        _refuse_changes(before, cfg)
 
     from mx_trainer.launch import run_training
 
@@ -242,8 +247,7 @@ def _refuse_several(what: str) -> None:
 
 def _compare(argv: list[str]) -> int:
     _refuse_several("mx-train compare")
-    default = load_preset(_value_of(argv, "--preset") or "tiny_compare")
-    args = _parse(CompareArgs, argv, "mx-train compare", _over(CompareArgs, default))
+    args = _parse_over_preset(CompareArgs, argv, "mx-train compare", "tiny_compare")
     if "--runs" in argv and not args.runs:
         raise ConfigError("--runs needs run folders, got none")
     if args.seeds < 2 and not args.runs:
@@ -259,11 +263,10 @@ def _compare(argv: list[str]) -> int:
         missing = [run for run in args.runs if not (Path(run) / "config.json").exists()]
         if missing:
             raise ConfigError(f"--runs: {missing[0]} is not a run folder (it has no config.json)")
-        name = cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
         comparison = compare_runs(
             [Path(run) for run in args.runs],
             roles,
-            lambda: create_run_dir(replace(cfg, name=name)),
+            lambda: create_run_dir(cfg, "compare"),
             Console(),
         )
     else:
@@ -272,8 +275,7 @@ def _compare(argv: list[str]) -> int:
 
 
 def _scaling(argv: list[str]) -> int:
-    default = load_preset(_value_of(argv, "--preset") or "tiny")
-    args = _parse(ScalingArgs, argv, "mx-train scaling", _over(ScalingArgs, default))
+    args = _parse_over_preset(ScalingArgs, argv, "mx-train scaling")
 
     from mx_trainer.scaling import run_scaling
 
@@ -283,8 +285,7 @@ def _scaling(argv: list[str]) -> int:
 
 def _speed(argv: list[str]) -> int:
     _refuse_several("mx-train speed")
-    default = load_preset(_value_of(argv, "--preset") or "tiny")
-    args = _parse(SpeedArgs, argv, "mx-train speed", _over(SpeedArgs, default))
+    args = _parse_over_preset(SpeedArgs, argv, "mx-train speed")
     if args.timed_steps < 1 or not args.variants:
         raise ConfigError(
             f"--timed-steps must be at least 1 and --variants not empty, got {args.timed_steps} and {args.variants}"

@@ -3,7 +3,6 @@
 import gc
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,7 +108,7 @@ def run_comparison(cfg: Config, roles: Roles, seeds: int, console: Console) -> C
     cfg = resolve_vocab(cfg, corpus)
     check_data(cfg, corpus)
     resolve_device(cfg.device)
-    out = create_run_dir(replace(cfg, name=cfg.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"))
+    out = create_run_dir(cfg, "compare")
     run_dirs = []
     for seed in range(cfg.seed, cfg.seed + seeds):
         for precision in roles.names:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from mx_trainer.config import ParallelConfig
 from mx_trainer.errors import RankError
@@ -276,7 +277,5 @@ def _in_words(error: BaseException) -> str:
 def _tell_torchrun(error: BaseException) -> None:
     """Write the error file that torchrun reports from."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
         with contextlib.suppress(OSError):
             get_error_handler().record_exception(error)

@@ -9,7 +9,7 @@ from rich.console import Console
 from mx_trainer import report
 from mx_trainer.checkpoint import load_checkpoint, run_dir_of
 from mx_trainer.config import Config
-from mx_trainer.data import CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
+from mx_trainer.data import Corpus, CorpusInfo, TextTokenizer, load_corpus, load_corpus_info, load_tokenizer
 from mx_trainer.errors import ConfigError
 from mx_trainer.failure import Watch
 from mx_trainer.faults import fault_of
@@ -39,9 +39,7 @@ def run_training(cfg: Config, console: Console, checkpoint: Path | None = None) 
 
 def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path | None, again: bool) -> Result:
     console = console if parallel.is_main else Console(quiet=True)
-    if parallel.distributed:
-        parallel.on_main(lambda: load_corpus(cfg.data).info)  # the others find it in the cache
-    corpus = load_corpus(cfg.data)
+    corpus = load_corpus_once(cfg, parallel)
     trainer = Trainer(resolve_vocab(cfg, corpus), corpus, parallel)
     if checkpoint is not None:
         trainer.resume(checkpoint)
@@ -71,13 +69,26 @@ def _train(cfg: Config, parallel: Parallel, console: Console, checkpoint: Path |
     return result
 
 
-def create_run_dir(cfg: Config, *, exists: bool = False) -> Path:
+def load_corpus_once(cfg: Config, parallel: Parallel) -> Corpus:
+    """The corpus on every rank: the main one builds it, the others find it in the cache."""
+    if parallel.distributed:
+        parallel.on_main(lambda: load_corpus(cfg.data).info)
+    return load_corpus(cfg.data)
+
+
+def create_run_dir(cfg: Config, kind: str = "", *, exists: bool = False) -> Path:
     """A new folder for a run, or one that may exist: that of a run that was started again.
+
+    Args:
+        cfg: its `name` is the folder's; without one it is made of what the run is, and the time.
+        kind: of what is no training run: "compare", "scaling", "speed".
+        exists: whether the folder may be there.
 
     Raises:
         ConfigError: if a run of that name is there already.
     """
-    name = cfg.name or f"{cfg.preset}-{cfg.precision}-{time.strftime('%Y%m%d-%H%M%S')}"
+    what = f"{kind}-{cfg.preset}" if kind else f"{cfg.preset}-{cfg.precision}"
+    name = cfg.name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir = Path(cfg.out) / name
     try:
         run_dir.mkdir(parents=True, exist_ok=exists)

@@ -12,19 +12,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mx_trainer.config import Config
 from mx_trainer.errors import ConfigError
 from mx_trainer.precision import resolve_device
 from mx_trainer.rendezvous import store_of_this_life
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -36,9 +34,9 @@ class Parallel:
     device: torch.device
     rank: int = 0
     world: int = 1
-    world_mesh: "DeviceMesh | None" = None
+    world_mesh: DeviceMesh | None = None
     """("world",): all ranks; dense parameters are sharded over it. None in a single process."""
-    expert_mesh: "DeviceMesh | None" = None
+    expert_mesh: DeviceMesh | None = None
     """("dp", "ep"): rank r stands at (r // ep, r % ep), so the ranks that exchange rows are neighbours; the experts are
     sharded over "ep", and with FSDP each part over "dp"."""
 
@@ -49,7 +47,8 @@ class Parallel:
 
     @property
     def distributed(self) -> bool:
-        return self.world > 1
+        """Whether it has joined others; `mx-train scaling` also joins a world of one."""
+        return self.world_mesh is not None
 
     @property
     def ep(self) -> int:
@@ -103,16 +102,26 @@ def launched_world() -> int:
 
 
 def init_parallel(cfg: Config) -> Parallel:
-    """Join the other processes (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK, as torchrun sets them): NCCL
-    between GPUs, gloo between CPUs. A single process gets its device and nothing else.
+    """Join the other processes if there are any; a single one gets its device and nothing else.
 
     Raises:
         ConfigError: if the world, the batch and `cfg.parallel` do not fit together, or a device is not there.
     """
+    if launched_world() > 1:
+        return join_processes(cfg)
+    check_world(cfg, 1)
+    return Parallel(resolve_device(cfg.device))
+
+
+def join_processes(cfg: Config) -> Parallel:
+    """Join the processes that MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK tell of, as torchrun sets them: NCCL
+    between GPUs, gloo between CPUs.
+
+    Raises:
+        ConfigError: as `init_parallel`.
+    """
     world, ep = launched_world(), cfg.parallel.ep
     check_world(cfg, world)
-    if world == 1:
-        return Parallel(resolve_device(cfg.device))
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     device = resolve_device(cfg.device)
     if device.type == "cuda":
@@ -128,8 +137,6 @@ def init_parallel(cfg: Config) -> Parallel:
         store = store_of_this_life(rank, world, timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-    from torch.distributed.device_mesh import init_device_mesh
-
     return Parallel(
         device=device,
         rank=rank,

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mx_trainer.trainer import Trainer
 
+COMMUNICATION = "communication"
 OTHER = "norms, rotary, casts, residuals, the rest"
 PARTS = {
     "routing": r"mx::(route|slot_weights)|aten::(sort|argsort|topk|searchsorted)$",
@@ -28,6 +29,7 @@ PARTS = {
     "dense GEMMs (attention, router, head)": r"aten::(mm|addmm|bmm|linear)$",
     "optimiser and clipping": r"^Optimizer|_fused_adamw|_foreach",
     "loss": r"cross_entropy|log_softmax|nll_loss",
+    COMMUNICATION: r"^(nccl:|c10d::|_c10d_functional::|record_param_comms|FSDP::|fsdp::)",
 }
 """Parts, and the ops that belong to each. The innermost op that matches counts: weights are quantised in the optimiser's
 step, and that is not the optimiser's time. torch.compile fuses small ops across parts: those are in `OTHER`."""
@@ -42,7 +44,7 @@ class Profile:
 
     parts: dict[str, float]
     busy: float
-    """Their sum."""
+    """Their sum; what runs at the same time, as communication may, counts twice."""
     step: float
     """Wall time of a step, slowed down by the profiler itself."""
 

@@ -1,10 +1,13 @@
 """`torchrun --nproc-per-node N -m mx_trainer scaling`: the same training steps in one process and spread in several ways.
 
 Every layout takes the same steps on the same global batches from the same initial weights, so the losses can be compared, and
-the rates are those of strong scaling: N GPUs share the batch that one had.
+the rates are those of strong scaling: N GPUs share the batch that one had. Beside the rates stand what could hold them back:
+the host's time for a step, the GPU's, and the rate of the link. A world of one shows what FSDP costs without a link.
 """
 
 import json
+import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,12 +19,12 @@ import torch.distributed as dist
 from rich.console import Console
 
 from mx_trainer.config import QUANTIZED_DISPATCH, Config, ParallelConfig, validate
-from mx_trainer.data import load_corpus
 from mx_trainer.errors import ConfigError
 from mx_trainer.expert_parallel import ParallelExperts
-from mx_trainer.launch import create_run_dir
+from mx_trainer.launch import create_run_dir, load_corpus_once
 from mx_trainer.metrics import PeakMemory
-from mx_trainer.parallel import Parallel, init_parallel
+from mx_trainer.parallel import Parallel, join_processes, launched_world
+from mx_trainer.profiling import COMMUNICATION, Profile, profile_training
 from mx_trainer.report import markdown_table
 from mx_trainer.speed import forget
 from mx_trainer.trainer import Trainer, resolve_vocab
@@ -53,11 +56,18 @@ class Scaling:
     """Of these, what went to other ranks."""
     checkpoint_loss: float
     """Validation loss at the end."""
+    host_ms: float | None = None
+    """Milliseconds until the host has issued a step to a device that has nothing else to do: no step is faster."""
+    profile: Profile | None = None
+    """Of the main process's next steps."""
 
 
 def layouts(world: int, precision: str) -> dict[str, ParallelConfig]:
     """Names of the ways to spread a model over `world` processes, and their configurations."""
-    ways = {"FSDP": ParallelConfig(), "EP": ParallelConfig(ep=world, fsdp=False)}
+    ways = {"FSDP": ParallelConfig()}
+    if world == 1:
+        return ways
+    ways["EP"] = ParallelConfig(ep=world, fsdp=False)
     if precision in QUANTIZED_DISPATCH:
         ways["EP, rows in MXFP8"] = replace(ways["EP"], dispatch="mxfp8")
     inner = next(n for n in range(2, world + 1) if world % n == 0)
@@ -70,31 +80,30 @@ def run_scaling(cfg: Config, precisions: list[str], console: Console) -> dict[st
     """Train `cfg.optim.steps` steps in every layout; rank 0 prints a table and writes it into a run folder, with a checkpoint
     of FSDP × EP.
     """
-    main = init_parallel(cfg)
-    if not main.distributed:
+    if "RANK" not in os.environ:
         raise ConfigError("mx-train scaling compares several processes: start it with torchrun")
     if cfg.optim.steps <= WARMUP_STEPS:
         raise ConfigError(f"--steps must be above {WARMUP_STEPS} (untimed ones), got {cfg.optim.steps}")
     for precision in precisions:
-        validate(replace(cfg, precision=precision))
+        for way in layouts(launched_world(), precision).values():
+            validate(replace(cfg, precision=precision, parallel=way))
+    main = join_processes(replace(cfg, parallel=ParallelConfig()))
     console = console if main.is_main else Console(quiet=True)
-    main.on_main(lambda: load_corpus(cfg.data).info)
-    corpus = load_corpus(cfg.data)
+    corpus = load_corpus_once(cfg, main)
     cfg = resolve_vocab(cfg, corpus)
-    name = cfg.name or f"scaling-{cfg.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out = main.on_main(lambda: create_run_dir(replace(cfg, name=name)))
+    out = main.on_main(lambda: create_run_dir(cfg, "scaling"))
+    link = link_rate(main)
     results: dict[str, list[Scaling]] = {}
     for precision in precisions:
         base: Scaling | None = None
         for layout, way in {"one process": ParallelConfig(), **layouts(main.world, precision)}.items():
             run_cfg = replace(cfg, precision=precision, parallel=way, name=f"{out.name}-{precision}")
             alone = base is None  # every process then trains the same model by itself, on its own device
-            parallel = Parallel(main.device) if alone else init_parallel(run_cfg)
+            parallel = Parallel(main.device) if alone else join_processes(run_cfg)
             with main.device:
                 trainer = Trainer(run_cfg, corpus, parallel)
             result = _measure(trainer, layout, base)
             base = base or result
-            results.setdefault(precision, []).append(result)
             console.print(
                 f"{precision} {layout}: {result.tokens_per_s:,.0f} tokens/s, efficiency {result.efficiency:.2f}, "
                 f"first step {result.first_step_s:.1f} s, loss {result.losses[-1]:.4f}",
@@ -104,10 +113,12 @@ def run_scaling(cfg: Config, precisions: list[str], console: Console) -> dict[st
                 trainer.save(out / precision)
                 if main.is_main:
                     trainer.cfg.save(out / precision / "config.json")
+            result = replace(result, host_ms=_host_ms(trainer), profile=profile_training(trainer, 3))
+            results.setdefault(precision, []).append(result)
             del trainer
             forget()
             if main.is_main:
-                _write(results, out)
+                _write(results, link, cfg.tokens_per_step, out)
     if main.is_main:
         console.print(f"{(out / 'scaling.md').read_text()}\ntables {out}", highlight=False, soft_wrap=True)
     dist.destroy_process_group()
@@ -153,24 +164,53 @@ def _measure(trainer: Trainer, layout: str, base: Scaling | None) -> Scaling:
     )
 
 
+def _host_ms(trainer: Trainer) -> float:
+    """Of a step that is issued to an idle device; the median of five."""
+    issued = []
+    for _ in range(5):
+        trainer.parallel.barrier()
+        start = time.perf_counter()
+        trainer.train_step()
+        issued.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(issued)
+
+
+def link_rate(parallel: Parallel) -> float:
+    """Bytes a second that an all-gather brings to each rank from the others: 256 MiB a rank between GPUs, 4 between CPUs."""
+    size = (256 if parallel.device.type == "cuda" else 4) << 20
+    mine = torch.zeros(size, dtype=torch.uint8, device=parallel.device)
+    whole = mine.new_empty(parallel.world * size)
+    seconds = []
+    for _ in range(2 + 5):  # two to set up the connections
+        parallel.barrier()
+        start = time.perf_counter()
+        dist.all_gather_into_tensor(whole, mine)
+        whole[-1].item()
+        seconds.append(time.perf_counter() - start)
+    return (parallel.world - 1) * size / statistics.median(seconds[2:])
+
+
 def _of_all_ranks(counters: Iterable[Counter[str]], parallel: Parallel) -> Counter[str]:
     total = sum(counters, Counter())
     counts = parallel.sum_(torch.tensor(list(total.values()), device=parallel.device))
     return Counter(dict(zip(total, counts.tolist(), strict=True)))
 
 
-def _write(results: dict[str, list[Scaling]], out: Path) -> None:
+def _write(results: dict[str, list[Scaling]], link: float, tokens_per_step: int, out: Path) -> None:
+    by_precision = {precision: [asdict(r) for r in rows] for precision, rows in results.items()}
     (out / "scaling.json").write_text(
-        json.dumps({p: [asdict(r) for r in rows] for p, rows in results.items()}, indent=2) + "\n"
+        json.dumps({"link_bytes_per_s": link, "precisions": by_precision}, indent=2) + "\n"
     )
-    head = ["experts", "layout", "tokens/s", "efficiency", "peak memory", "last loss", "loss differs by (step 1, 3, 10, last)",
-            "all-to-all bytes per token and layer", "of these over the link", "validation loss"]  # fmt: skip
+    head = ["experts", "layout", "tokens/s", "efficiency", "ms a step", "host", "GPU busy", "of it communication",
+            "peak memory", "last loss", "loss differs by (step 1, 3, 10, last)", "all-to-all bytes per token and layer",
+            "of these over the link", "validation loss"]  # fmt: skip
     rows = [
         [
             precision,
             r.layout,
             f"{r.tokens_per_s:,.0f}",
             f"{r.efficiency:.2f}",
+            *(f"{t:.1f}" for t in _milliseconds(r, tokens_per_step)),
             f"{r.peak_memory / 2**30:.1f} GiB",
             f"{r.losses[-1]:.5f}",
             ", ".join(f"{r.loss_differences[i]:.0e}" for i in (0, 2, 9, -1)),
@@ -181,4 +221,13 @@ def _write(results: dict[str, list[Scaling]], out: Path) -> None:
         for precision, precision_results in results.items()
         for r in precision_results
     ]
-    (out / "scaling.md").write_text(markdown_table(head, rows) + "\n")
+    text = f"An all-gather brings {link / 1e9:.1f} GB/s to each process.\n\n{markdown_table(head, rows)}\n"
+    (out / "scaling.md").write_text(text)
+
+
+def _milliseconds(r: Scaling, tokens_per_step: int) -> tuple[float, ...]:
+    """Of a step: all of it, the host's, the GPU's (on a CPU, the operators'), and what of that is communication."""
+    assert r.profile is not None
+    assert r.host_ms is not None
+    communication = r.profile.parts.get(COMMUNICATION, 0.0)
+    return 1e3 * tokens_per_step / r.tokens_per_s, r.host_ms, r.profile.busy, communication

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from mx_trainer.config import ParallelConfig
 from mx_trainer.expert_parallel import ParallelExperts
 from mx_trainer.model import GPT
-from mx_trainer.moe import is_expert
+from mx_trainer.moe import MoE, is_expert
 from mx_trainer.parallel import Parallel, is_fsdp_sharded
 
 BUCKET = 1 << 26
@@ -38,7 +38,8 @@ def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
     assert experts is not None
     model.parallel = parallel
     whole_here: set[nn.Parameter] = set()  # FSDP leaves them alone
-    for moe in (block.moe for block in model.blocks) if parallel.ep > 1 else ():
+    layers = [m for m in model.modules() if isinstance(m, MoE)]
+    for moe in layers if parallel.ep > 1 else ():
         assert isinstance(moe.experts, MXExperts)
         moe.experts = ParallelExperts(
             moe.experts,
@@ -85,12 +86,13 @@ def reduce_gradients(model: nn.Module, parallel: Parallel) -> None:
     if not parallel.distributed:
         return
     assert parallel.expert_mesh is not None
-    replicas = parallel.expert_mesh["dp"].get_group()
+    assert parallel.world_mesh is not None
+    everyone, replicas = parallel.world_mesh.get_group(), parallel.expert_mesh["dp"].get_group()
     dense, experts = [], []
     for name, grad, sharded in _gradients(model):
         if not sharded:
             (experts if parallel.ep > 1 and is_expert(name) else dense).append(grad)
-    for grads, group in ((dense, dist.group.WORLD), (experts, replicas)):
+    for grads, group in ((dense, everyone), (experts, replicas)):
         for bucket in _buckets(grads) if group.size() > 1 else ():
             flat = torch.cat([grad.flatten() for grad in bucket])
             dist.all_reduce(flat, group=group)

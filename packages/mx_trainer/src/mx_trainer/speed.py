@@ -53,9 +53,7 @@ def run_speed(cfg: Config, variants: list[str], steps: int, console: Console) ->
         validate(variant_config(cfg, variant))
     corpus = load_corpus(cfg.data)
     cfg = resolve_vocab(cfg, corpus)
-    out = create_run_dir(
-        replace(cfg, name=cfg.name or f"speed-{cfg.preset}-{time.strftime('%Y%m%d-%H%M%S')}")
-    )
+    out = create_run_dir(cfg, "speed")
     cfg.save(out / "config.json")
     results = []
     for variant in variants:

@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-GROUPED_MM = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-
 
 class TorchExperts(nn.Module):
     """The parameters and the function of `mx_kernels.MXExperts` in BF16: sort by expert, torch's grouped GEMM twice,
@@ -26,13 +24,12 @@ class TorchExperts(nn.Module):
 
     def forward(self, x_TD: Tensor, ids_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
         """X (T, D) bf16, ids and weights (T, k) → (T, D) bf16."""
-        assert GROUPED_MM is not None
         experts, k = self.w1.shape[0], ids_Tk.shape[1]
         ids, order = ids_Tk.flatten().sort(stable=True)
         ends = torch.searchsorted(ids, torch.arange(experts, device=ids.device), right=True)
         offs, token = ends.to(torch.int32), order // k
         w1, w2 = (w.to(x_TD.dtype).transpose(-2, -1) for w in (self.w1, self.w2))
-        gate, up = GROUPED_MM(x_TD[token], w1, offs=offs).chunk(2, dim=-1)
-        y = GROUPED_MM(F.silu(gate) * up, w2, offs=offs)
+        gate, up = F.grouped_mm(x_TD[token], w1, offs=offs).chunk(2, dim=-1)
+        y = F.grouped_mm(F.silu(gate) * up, w2, offs=offs)
         y = y * weights_Tk.flatten()[order, None].to(y.dtype)
         return torch.zeros_like(x_TD).index_add(0, token, y)
