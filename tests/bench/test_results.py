@@ -108,18 +108,6 @@ def test_a_case_that_cannot_be_set_up_ends_its_section_and_keeps_the_rest():
     assert rest.note == "failed: MemoryError: no room"
 
 
-def test_warming_calls_everything_once_and_measures_nothing():
-    seen = []
-
-    def broken(number: int) -> None:
-        seen.append("broken")
-        raise RuntimeError
-
-    cases = [Case("case", {"broken": broken, "ours": lambda n: seen.append(n), "absent": "not installed"})]
-    assert run_cases("section", cases, Plan("cpu", quick=True, warm=True)) == []
-    assert seen == ["broken", 0]
-
-
 @pytest.fixture
 def sections(monkeypatch):
     """Two quick sections in place of the real ones; returns what ran."""
@@ -160,11 +148,6 @@ def test_a_run_is_resumed_at_the_first_section_that_is_missing(sections, tmp_pat
     assert cli.main(["--out", str(tmp_path), "--resume"]) == 0
     assert sections == ["first", "second", "third", "second", "third"]
     assert [m.seconds for m in load(whole).measurements] == [1e-3] * 3
-
-
-def test_warming_leaves_no_results(sections, tmp_path, capsys):
-    assert cli.main(["--out", str(tmp_path), "--warm"]) == 0
-    assert not (tmp_path / "results.json").exists()
 
 
 def test_compare_prints_what_moved(tmp_path, capsys):

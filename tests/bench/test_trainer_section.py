@@ -44,6 +44,16 @@ def test_seconds_of_a_step(fake_train):
     assert ["bf16" in c for c in commands] == [True, False]
 
 
+def test_both_at_once_to_compile(fake_train):
+    commands = fake_train([1.0, 1.0])
+    both = trainer.measure_trainer("smoke", steps=2, threads=1, at_once=True)
+    assert [m.contestant for m in both] == ["ours bf16", "ours mxfp8"]
+    assert not any(m.is_failure for m in both)
+    assert len(commands) == 2
+    fake_train("ValueError: no such preset")
+    assert all(m.is_failure for m in trainer.measure_trainer("x", steps=2, threads=1, at_once=True))
+
+
 def test_failures_are_notes(fake_train, monkeypatch):
     fake_train("ValueError: no such preset")
     assert trainer.measure_trainer("x", steps=6, threads=1)[0].note == "failed: ValueError: no such preset"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mx_bench.results import Measurement
+from mx_bench.results import FAILED, Measurement
 from mx_bench.timing import race
 
 Call = Callable[[int], object]
@@ -28,7 +28,7 @@ class Case:
 def reason_of(error: Exception) -> str:
     """A note for a contestant that raised: the type and the first line of the message."""
     lines = str(error).strip().splitlines()
-    return f"failed: {type(error).__name__}" + (f": {lines[0]}" if lines else "")
+    return f"{FAILED}{type(error).__name__}" + (f": {lines[0]}" if lines else "")
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
@@ -46,7 +46,7 @@ def run_case(section: str, case: Case, *, rounds: int, calls: int = 4) -> list[M
             able[name] = _guarded(name, call, notes)
             result = able[name](0)
             if name not in notes and case.check and (wrong := _checked(case.check, name, result)):
-                notes[name] = f"failed: {wrong}"
+                notes[name] = f"{FAILED}{wrong}"
     able = {name: call for name, call in able.items() if name not in notes}
     timings = race(able, rounds=rounds, calls=calls) if able else {}
     timings = {name: timing for name, timing in timings.items() if name not in notes}
@@ -75,11 +75,13 @@ def _checked(check: Callable[[str, object], str | None], name: str, result: obje
         return f"result cannot be checked: {type(error).__name__}"
 
 
-def warm_case(case: Case) -> None:
-    """Call every contestant once, so that its kernels are compiled and kept on disk."""
+def warm_case(section: str, case: Case) -> list[Measurement]:
+    """Call every contestant once, so that its kernels are compiled and kept on disk; return those that failed."""
+    failed: dict[str, str] = {}
     for name, call in case.contestants.items():
         if not isinstance(call, str):
-            _guarded(name, call, {})(0)
+            _guarded(name, call, failed)(0)
+    return [Measurement(section, case.name, name, None, note=note) for name, note in failed.items()]
 
 
 def _guarded(name: str, call: Call, notes: dict[str, str]) -> Call:

@@ -3,20 +3,22 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch._inductor import config as inductor_config
 
-from mx_bench import machine, report
+from mx_bench import ceilings, machine, report
 from mx_bench.cases import reason_of
 from mx_bench.compare import compare
 from mx_bench.headline import headline
 from mx_bench.project import command as project_command
 from mx_bench.results import Measurement, Results, load
 from mx_bench.sections import SECTIONS, Plan
+from mx_bench.warm import warm_sections
 
 WIDTH = 150
 """Columns of the tables where the output is not a terminal."""
@@ -39,7 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--section", action="append", choices=SECTIONS, help="only this one; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
     parser.add_argument("--resume", action="store_true", help="keep the sections that --out already holds")
-    parser.add_argument("--warm", action="store_true", help="compile everything and measure nothing")
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="compile everything and measure nothing; status 1 if something failed",
+    )
     commands = parser.add_subparsers()
 
     reporting = commands.add_parser("report", help="tables, page and charts of a run made elsewhere")
@@ -59,28 +65,43 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    console = _console()
+    console, begin = _console(), time.perf_counter()
+
+    def say(line: str) -> None:
+        text = f"[{time.perf_counter() - begin:.0f} s] {line}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     plan = Plan(device="cuda" if torch.cuda.is_available() else "cpu", quick=args.quick, warm=args.warm)
     path = args.out / "results.json"
-    args.out.mkdir(parents=True, exist_ok=True)
     results = Results(machine.describe(), smoke=plan.smoke)
     if args.resume and path.exists():
         results = replace(load(path), machine=results.machine)
     if plan.smoke:
-        console.print(f"[yellow]No GPU found. {report.SMOKE_WARNING}[/]")
+        say(f"No GPU found. {report.SMOKE_WARNING}")
         torch.set_num_threads(1)  # such sizes only lose by more
-    for name in args.section or SECTIONS:
-        if name in results.sections_done:
-            continue
+    names = [name for name in args.section or SECTIONS if name not in results.sections_done]
+    apart = [] if plan.smoke else [name for name in names if name != ceilings.SECTION]
+    warmed = len(apart) < 2 or warm_sections(apart, say, quick=plan.quick)
+    if plan.warm:
+        return 0 if warmed and (len(apart) > 1 or _warm(names, plan, say)) else 1
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in names:
         start = time.perf_counter()
-        measured = _measure(name, plan)
-        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
-        if not plan.warm:
-            results = results.with_section(name, measured)
-            results.save(path)
-    if not plan.warm:
-        _show(console, results, args.out)
+        results = results.with_section(name, _measure(name, plan))
+        results.save(path)
+        say(f"{name}: {time.perf_counter() - start:.0f} s")
+    _show(console, results, args.out)
+    say("done")
     return 0
+
+
+def _warm(names: Sequence[str], plan: Plan, say: Callable[[str], None]) -> bool:
+    """Compile sections in this process; say what failed. Returns whether nothing did."""
+    inductor_config.autotune_local_cache = False  # what is timed beside other processes is not kept
+    failures = [m for name in names for m in _measure(name, plan) if m.is_failure]
+    for m in failures:
+        say(f"{m.section} | {m.case} | {m.contestant}: {m.note}")
+    return not failures
 
 
 def _measure(name: str, plan: Plan) -> list[Measurement]:

@@ -58,6 +58,9 @@ SCHEMA: dict[str, Any] = {
     },
 }
 
+FAILED = "failed: "
+"""How the note of a failure begins."""
+
 NOISY = 0.05
 """A relative spread above this is called noisy wherever the number is shown."""
 
@@ -90,6 +93,11 @@ class Measurement:
     def rate(self) -> float | None:
         """FLOP per second."""
         return self.flop / self.seconds if self.flop and self.seconds else None
+
+    @property
+    def is_failure(self) -> bool:
+        """It was tried and raised, or computed something else; what is not installed is no failure."""
+        return self.seconds is None and self.note.startswith(FAILED)
 
     @property
     def is_noisy(self) -> bool:

@@ -44,12 +44,12 @@ class Plan:
 
 
 def run_cases(section: str, cases: Iterable[Case], plan: Plan) -> list[Measurement]:
-    """Race case by case. If one cannot even be set up, what was measured before it is kept."""
+    """Race case by case; only failures come back where the plan is to warm. If one cannot even be set up, the others before it are kept."""
     measurements: list[Measurement] = []
     try:
         for case in cases:
             if plan.warm:
-                warm_case(case)
+                measurements += warm_case(section, case)
             else:
                 measurements += run_case(section, case, rounds=plan.rounds, calls=plan.calls)
             del case
@@ -83,7 +83,11 @@ def _layer(plan: Plan) -> list[Measurement]:
 def _trainer(plan: Plan) -> list[Measurement]:
     preset, steps = ("smoke", 8) if plan.smoke else ("gpu_50m", 30 if plan.quick else 60)
     threads = 1 if plan.smoke else None
-    return trainer.measure_trainer(preset, steps=2 if plan.warm else steps, threads=threads)
+    if plan.warm:
+        return [
+            m for m in trainer.measure_trainer(preset, steps=2, threads=threads, at_once=True) if m.is_failure
+        ]
+    return trainer.measure_trainer(preset, steps=steps, threads=threads)
 
 
 SECTIONS: dict[str, Callable[[Plan], list[Measurement]]] = {

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mx_bench.results import Measurement
+from mx_bench.results import FAILED, Measurement
 
 SECTION = "trainer"
 PRECISIONS = ("bf16", "mxfp8")
@@ -18,10 +19,20 @@ WARMUP_RECORDS = 3  # records of metrics.jsonl left out: compilation, allocator,
 TIMEOUT_S = 600
 
 
-def measure_trainer(preset: str, *, steps: int, threads: int | None = None) -> list[Measurement]:
-    """Seconds per step of one preset, from the trainer's own metrics; `threads` of the CPU, or as many as torch takes."""
+def measure_trainer(
+    preset: str, *, steps: int, threads: int | None = None, at_once: bool = False
+) -> list[Measurement]:
+    """Seconds per step of one preset, from the trainer's own metrics.
+
+    Args:
+        preset: of mx-train.
+        steps: of each run; two compile everything and are too few to measure.
+        threads: of the CPU, or as many as torch takes.
+        at_once: both precisions at the same time, to compile and not to measure.
+    """
     environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-    return [_measure(preset, precision, steps, environment) for precision in PRECISIONS]
+    with ThreadPoolExecutor(len(PRECISIONS) if at_once else 1) as pool:
+        return list(pool.map(lambda precision: _measure(preset, precision, steps, environment), PRECISIONS))
 
 
 def _measure(preset: str, precision: str, steps: int, environment: Mapping[str, str]) -> Measurement:
@@ -36,10 +47,10 @@ def _measure(preset: str, precision: str, steps: int, environment: Mapping[str, 
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
         except subprocess.TimeoutExpired:
-            return Measurement(SECTION, case, contestant, None, note=f"failed: not done after {TIMEOUT_S} s")
+            return Measurement(SECTION, case, contestant, None, note=f"{FAILED}not done after {TIMEOUT_S} s")
         if run.returncode != 0:
             reason = (run.stderr.strip().splitlines() or ["no message"])[-1]
-            return Measurement(SECTION, case, contestant, None, note=f"failed: {reason}")
+            return Measurement(SECTION, case, contestant, None, note=f"{FAILED}{reason}")
         records = [
             json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()
         ]
