@@ -6,7 +6,7 @@ from mx_bench.sections import SECTIONS, Plan
 
 CASES = {
     ceilings.SECTION: (ceilings.ceiling_cases, 2),
-    memory_bound.SECTION: (memory_bound.memory_bound_cases, 13),
+    memory_bound.SECTION: (memory_bound.memory_bound_cases, 14),
     gemm.SECTION: (gemm.gemm_cases, 6),
 }
 

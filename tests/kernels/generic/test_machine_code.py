@@ -15,6 +15,7 @@ def plans():
     """One plan of every kernel that the backends use with their tiles."""
     from mx_kernels import problem as p
     from mx_kernels.generic import backend as b
+    from mx_kernels.generic.dequantize import _kernel as dequantize
 
     args = "mxfp8_e4m3", "rceil", "blocked_128x4"
     for dtype in (torch.bfloat16, torch.float32):
@@ -44,6 +45,9 @@ def plans():
             yield b._plan_combine_backward, p.CombineProblem(dtype, k, backward=True), 64, 512, 256
     yield b._plan_gather, p.GatherProblem(torch.bfloat16), 512, 256
     yield b._plan_route, p.RouteProblem(torch.int64, 8, 512), 64
+    for mode in ("fprop", "dgrad", "wgrad"):
+        for row_map in ("aligned", "compact")[: 1 if mode == "wgrad" else 2]:
+            yield dequantize, p.GemmProblem(mode, args[0], "mxfp8_e5m2", torch.bfloat16, row_map), None
     yield b._plan_slot_weights, p.SlotWeightsProblem(8), 64, 512
 
 

@@ -228,9 +228,9 @@ def test_nan_reaches_its_row_or_column_and_no_other(emulated_gpu, mode, operand,
     if nan_scale:
         x.scale.view(-1, x.scale.shape[-1])[5, 0] = 255
         lines = [5, 9]
-    got = case.run(a, b)
+    got, want = (x[..., :64, :] for x in (case.run(a, b), want))  # not the padding rows
     hit = torch.zeros_like(want, dtype=torch.bool)
-    (hit if operand == "a" else hit.mT)[..., lines, :64] = True  # not the padding rows
+    (hit if operand == "a" else hit.mT)[..., lines, :] = True
     assert got[hit].isnan().all()
     assert torch.equal(got[~hit], want[~hit])
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from mx_core import RowMap
 from mx_kernels import arch
+from mx_kernels.sm90 import config
 from support.bounds import SAMPLE, assert_sum_error
 from support.gemm_data import GROUP_SIZES, offs_of
 
@@ -19,11 +20,31 @@ def no_hopper() -> bool:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif("no_hopper()", reason="needs a Hopper GPU")]
 
+#: Formats of a and b, and whether MXFP8 operands are dequantised before the product.
+OPERANDS = {
+    "bf16": (BF16, False),
+    **{
+        f"{a} {b} {where}": ((a, b), where == "first")
+        for a, b in ((E4M3, E4M3), (E5M2, E4M3))
+        for where in ("in the loop", "first")
+    },
+}
+one_of_each = pytest.mark.parametrize("formats", [o for o in OPERANDS if E5M2 not in o], indirect=True)
+
+
+@pytest.fixture
+def formats(request, monkeypatch):
+    """Of a and b, by the name of one of OPERANDS."""
+    found, first = OPERANDS[request.param]
+    monkeypatch.setattr(config, "dequantize_first", lambda *_: first)
+    return found
+
+
 MANY = {"C13 first": [4096, *[0] * 31], "C13 ones": [4065, *[1] * 31], "C13 small": [1, 8, 16, 32, 63]}
 
 
 @pytest.mark.parametrize("sizes", (GROUP_SIZES | MANY).values(), ids=GROUP_SIZES | MANY)
-@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3), (E5M2, E4M3)], ids=str)
+@pytest.mark.parametrize("formats", OPERANDS, indirect=True)
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
 def test_exact_and_repeatable(mode, formats, sizes):
     """Bitwise right, into poisoned memory each time; C13: in every one of 50 runs."""
@@ -37,7 +58,7 @@ def test_exact_and_repeatable(mode, formats, sizes):
             assert torch.equal(case.run(a, b, device="cuda"), want)
 
 
-@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3)], ids=str)
+@one_of_each
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
 def test_random_operands_within_the_measured_bound(mode, formats):
     """The yardstick is the largest error of 48 x 48 sums, so it is held against as many; exact tests see them all."""
@@ -50,10 +71,11 @@ def test_random_operands_within_the_measured_bound(mode, formats):
 
 
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
-def test_f16_and_bf16_operands_give_the_same_bits(mode):
-    """One block of zeros has a scale near the others, then one so far away that its tiles take BF16 operands."""
+def test_f16_and_bf16_operands_give_the_same_bits(mode, monkeypatch):
+    """In the loop: one block of zeros has a scale near the others, then one so far away that its tiles take BF16 operands."""
     case = Gemm(mode, (700, 0, 33, 1024), 512, 768, (E4M3, E4M3), out_dtype=torch.float32)
     a, b = case.operands(exact=False)
+    monkeypatch.setattr(config, "dequantize_first", lambda *_: False)
     results = []
     for byte in (127, 1):
         for x in (a, b):
@@ -69,7 +91,7 @@ def parts(x) -> list[torch.Tensor]:
     return [x] if isinstance(x, torch.Tensor) else [x.data.view(torch.uint8), x.scale]
 
 
-@pytest.mark.parametrize("formats", [BF16, (E4M3, E4M3)], ids=str)
+@one_of_each
 @pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
 def test_graph_replays_with_other_groups_and_nothing_synchronises(mode, formats):
     """C16: a launch knows no group size; the graph sees new offs in the same memory."""

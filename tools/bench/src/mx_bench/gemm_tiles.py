@@ -1,18 +1,18 @@
 """Which tile is fastest where: `python -m mx_bench.gemm_tiles [fprop dgrad wgrad]`, on a Hopper GPU.
 
 Races every tile of the Hopper GEMM against torch.bmm (equal groups) and torch._grouped_mm, on the shapes of the section
-"grouped GEMM", in equal and in skewed groups. `mx_kernels/sm90/config.py::choose_tile` is written from its table.
+"grouped GEMM", in equal and in skewed groups; MXFP8 operands dequantised first take the tile that is picked. `choose_tile`
+and `dequantize_first` of `mx_kernels/sm90/config.py` are written from its table.
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import argparse
 
 import torch
 from mx_kernels.sm90 import config
 from mx_kernels.sm90.config import TileConfig
 
 from mx_bench.cases import Call
+from mx_bench.forced import parse_on_gpu, with_forced
 from mx_bench.gemm import MODES, SHAPES, SKEW, gemm_case
 from mx_bench.timing import race
 
@@ -31,29 +31,12 @@ TILES = {
 }
 
 
-@contextmanager
-def fixed(tile: TileConfig) -> Iterator[None]:
-    """Take this tile, whatever the sizes."""
-    chosen = config.choose_tile
-
-    def always(mode: str, scaled: bool, rows: int, groups: int, columns: int) -> TileConfig:
-        return tile
-
-    config.choose_tile = always
-    try:
-        yield
-    finally:
-        config.choose_tile = chosen
+FIRST = "ours MXFP8, dequantised first"
 
 
-def with_tile(call: Call, tile: TileConfig) -> Call:
-    """A contestant that takes this tile."""
-
-    def fixed_call(number: int) -> object:
-        with fixed(tile):
-            return call(number)
-
-    return fixed_call
+def with_choices(call: Call, **choices: object) -> Call:
+    """A contestant for which functions of sm90/config.py choose this."""
+    return with_forced(call, config, **choices)
 
 
 def main(modes: list[str]) -> None:
@@ -69,7 +52,11 @@ def main(modes: list[str]) -> None:
                     for tile in tiles:
                         if name == "ours MXFP8" and mode == "wgrad" and tile.tile_m != 256:
                             continue
-                        contestants[f"{name} {tile}"] = with_tile(call, tile)
+                        contestants[f"{name} {tile}"] = with_choices(
+                            call, choose_tile=tile, dequantize_first=False
+                        )
+                    if name == "ours MXFP8":
+                        contestants[FIRST] = with_choices(call, dequantize_first=True)
                 for call in contestants.values():
                     call(0)  # compile
                 timings = race(contestants, rounds=9, calls=3, warmup=1)
@@ -81,5 +68,20 @@ def main(modes: list[str]) -> None:
                 torch.cuda.empty_cache()
 
 
+def _mode(text: str) -> str:
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(MODES)}, got {text!r}")
+    return text
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = argparse.ArgumentParser(prog="python -m mx_bench.gemm_tiles", description=__doc__)
+    parser.add_argument(
+        "modes", nargs="*", type=_mode, metavar="MODE", help=f"{', '.join(MODES)}; all by default"
+    )
+    return parser
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(parse_on_gpu(arguments(), "sm_90a").modes)

@@ -5,6 +5,7 @@ written), so a kernel's share of copy speed is the copy's time over its own. `py
 table of docs/memory_bound.md.
 """
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,10 +13,12 @@ import mx_kernels  # noqa: F401 - registers torch.ops.mx
 import torch
 from mx_core import MXFP8_E4M3
 from mx_core.scaling import amax_to_e8m0, e8m0_to_reciprocal
+from mx_kernels.problem import GemmProblem
 from torch import Tensor
 
-from mx_bench.cases import Call, Case, run_case
+from mx_bench.cases import Call, Case
 from mx_bench.contestants import QuantizeInputs, quantize_contestants
+from mx_bench.plan import Plan, run_cases
 from mx_bench.results import Measurement
 from mx_bench.timing import buffer_sets
 
@@ -59,6 +62,7 @@ def memory_bound_cases(device: str, *, smoke: bool) -> Iterator[Case]:
     """All cases, one after the other: each frees its tensors before the next makes its own."""
     sizes = SMOKE if smoke else DESIGN
     yield from _quantize_cases(sizes, device)
+    yield from _dequantize_cases(sizes, device)
     yield from _swiglu_cases(sizes, device)
     for shape in sizes.moe:
         yield from _moe_cases(*shape, device)
@@ -107,6 +111,24 @@ def _quantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
             **quantize_contestants(QuantizeInputs("both", x)),
         },
         device,
+    )
+
+
+def _dequantize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """What the Hopper GEMM does first where that pays: both operands of a wgrad to BF16, one matrix after the other."""
+    x = random_sets(device, sizes.rows, sizes.cols)
+    problem = GemmProblem("wgrad", MX[0], MX[0], BF16, grouped=False)
+    (a, a_scale), (b, b_scale) = (mx.quantize(t, MX[0], -2, *MX[1:]) for t in x[:2])
+    n = 2 * x[0].numel()
+
+    def ours(_number: int) -> object:
+        from mx_kernels.generic.dequantize import dequantize_operands
+
+        return dequantize_operands(problem, a, a_scale, b, b_scale, None)
+
+    contestants: dict[str, Call | str] = {"ours": ours if device == "cuda" else "needs a GPU"}
+    yield _case(
+        f"dequantise, two matrices, column, {sizes.rows} x {sizes.cols}", 3 * n + n / 32, contestants, device
     )
 
 
@@ -188,16 +210,18 @@ def markdown(measurements: list[Measurement]) -> str:
 
 def main() -> None:
     """Measure everything on this machine and print the table."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    measurements: list[Measurement] = []
-    for case in memory_bound_cases(device, smoke=device == "cpu"):
-        measurements += run_case(SECTION, case, rounds=15)
-        if device == "cuda":
-            torch.cuda.empty_cache()
+    prog = "python -m mx_bench.memory_bound"
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args()
+    plan = Plan("cuda" if torch.cuda.is_available() else "cpu", quick=False)
+    measurements = run_cases(SECTION, memory_bound_cases(plan.device, smoke=plan.smoke), plan)
     rates = sorted(
         (m.bytes or 0.0) / m.seconds / 1e12 for m in measurements if m.contestant == "copy" and m.seconds
     )
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    name = (
+        "No GPU found, smoke sizes that say nothing about speed"
+        if plan.smoke
+        else torch.cuda.get_device_name()
+    )
     print(f"{name}: copies of these sizes ran at {rates[0]:.2f} to {rates[-1]:.2f} TB/s\n")
     print(markdown(measurements))
 

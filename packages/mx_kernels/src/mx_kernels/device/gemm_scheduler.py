@@ -156,6 +156,24 @@ def read_window(
 
 
 @cute.jit
+def place_unit(offs, groups: Int32, rows: Int32, unit: Int32):
+    """Where the `unit`-th 128 rows of all groups stand in COMPACT rows, and how many rows they are; 0 past the last (whole warp)."""
+    order = TileOrder(UNIT, UNIT, UNIT, groups_along_k=False, aligned=False, has_tail=False)
+    extent = Extent(rows, rows, Int32(0), Int32(0), groups)
+    first, before = Int32(0), Int32(0)
+    window = read_window(order, offs, first, groups, Int32(1), extent)
+    while first + LANES < groups and unit >= before + arch.shuffle_sync(window.units_end, LANES - 1):
+        before += arch.shuffle_sync(window.units_end, LANES - 1)
+        first += LANES
+        window = read_window(order, offs, first, groups, Int32(1), extent)
+    lane = arch.popc(arch.vote_ballot_sync(before + window.units_end <= unit))
+    skipped = (unit - before - arch.shuffle_sync(window.units_end - window.units, lane % LANES)) * UNIT
+    start = arch.shuffle_sync(window.start, lane % LANES) + skipped
+    length = cutlass.min(arch.shuffle_sync(window.length, lane % LANES) - skipped, UNIT)
+    return start, Int32(cutlass.select_(lane < LANES, length, Int32(0)))
+
+
+@cute.jit
 def prefix_sum(value: Int32) -> Int32:
     """Inclusive sum over the lanes of a warp."""
     lane = arch.lane_idx()

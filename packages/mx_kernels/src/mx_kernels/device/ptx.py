@@ -17,12 +17,21 @@ def load_v4(ptr: cute.Pointer, pred: Boolean) -> list[Uint32]:
 
     A plain load: `.nc` and `L1::no_allocate` were a tenth slower on an H200.
     """
-    w = "{$w0}, {$w1}, {$w2}, {$w3}"
-    zero = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(4))
+    return _load_vector(ptr, 4, pred)
+
+
+def load_v2(ptr: cute.Pointer, pred: Boolean) -> list[Uint32]:
+    """8 bytes of global memory as two words; zeros, and no access, where `pred` is false."""
+    return _load_vector(ptr, 2, pred)
+
+
+def _load_vector(ptr: cute.Pointer, words: int, pred: Boolean) -> list[Uint32]:
+    w = ", ".join(f"{{$w{i}}}" for i in range(words))
+    zero = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(words))
     return list(
         ca.inline_ptx(
-            f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {zero} @p ld.global.v4.b32 {{{w}}}, [{{$r0}}]; }}",
-            write_only_types=[Uint32] * 4,
+            f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {zero} @p ld.global.v{words}.b32 {{{w}}}, [{{$r0}}]; }}",
+            write_only_types=[Uint32] * words,
             read_only_args=[ptr, Int32(pred)],
         )
     )
@@ -38,11 +47,11 @@ def copy_async(shared: cute.Pointer, ptr: cute.Pointer, pred: Boolean) -> None:
 
 
 def load_scalar(ptr: cute.Pointer, bits: int, pred: Boolean) -> Uint32:
-    """One element of 16 or 32 bits, zero-extended; zero, and no access, where `pred` is false."""
+    """One element of 8, 16 or 32 bits, zero-extended; zero, and no access, where `pred` is false."""
     if bits == 32:
         body = "mov.b32 {$w0}, 0; @p ld.global.nc.b32 {$w0}, [{$r0}];"
     else:
-        body = ".reg .b16 h; mov.b16 h, 0; @p ld.global.nc.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h;"
+        body = f".reg .b16 h; mov.b16 h, 0; @p ld.global.nc.b{bits} h, [{{$r0}}]; cvt.u32.u16 {{$w0}}, h;"
     return ca.inline_ptx(
         f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {body} }}",
         write_only_types=[Uint32],

@@ -76,6 +76,9 @@ def dswiglu_tile(element_bits: int) -> TileConfig:
 #: Plain gather.
 GATHER_TILE = TileConfig(lanes=16, min_blocks=2)
 
+#: CTAs of dequantize.py that must fit on a multiprocessor.
+DEQUANTIZE_MIN_BLOCKS = 6
+
 #: Strips of tiles walked side by side when rows are gathered: x is then read a slice of columns at a time, which stays in
 #: L2 while the experts' rows come back to it. A dense walk takes whole rows.
 GATHER_BAND = 1

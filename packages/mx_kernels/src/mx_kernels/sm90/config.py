@@ -6,7 +6,11 @@ Nothing here imports the DSL, so a configuration is checked, and refused with it
 from dataclasses import dataclass
 from functools import cached_property
 
+from mx_core import RowMap
+from mx_core.groups import GROUP_ALIGNMENT
+
 from mx_kernels.generic.gemm import ELEMENT_BYTES, OUT_BYTES, GemmVariant
+from mx_kernels.problem import GemmProblem
 
 SMEM_BYTES = 232_448  # 227 KiB, what one CTA may use on sm_90
 TILE_K = 64  # one swizzle row of BF16
@@ -174,3 +178,34 @@ def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -
     if columns <= 128:
         return TileConfig(256, 128)
     return TileConfig(128, 256, cluster_m=1 if few_rows else 2)
+
+
+def likely_rows(problem: GemmProblem, rows: int, groups: int) -> int:
+    """How many rows the groups have, where `rows` may be what was allocated for the most padding (mx_core.aligned_rows)."""
+    if problem.grouped and problem.row_map is RowMap.ALIGNED:
+        return max(rows - (GROUP_ALIGNMENT - 1) * groups, 0)
+    return rows
+
+
+#: Of the model in `dequantize_first`, fitted to docs/sm90_gemm.md: what BF16 operands multiply at, what a launch that
+#: only converts moves, and how much longer than the product of BF16 operands that of MXFP8 operands takes.
+BF16_FLOPS = 750e12
+CONVERTED_BYTES = 3.9e12
+IN_LOOP = {"fprop": 0.30, "dgrad": 0.38, "wgrad": 0.60}
+
+
+def dequantize_first(mode: str, rows: int, groups: int, n: int, k: int) -> bool:
+    """Whether MXFP8 operands become BF16 tensors before the product, rather than BF16 tiles in its main loop.
+
+    Before it, every element costs 3 bytes more of memory traffic; in the loop, instructions for every tile that uses it.
+
+    Args:
+        mode: "fprop", "dgrad" or "wgrad".
+        rows: of all groups together.
+        groups: how many.
+        n: of the weights (groups, n, k).
+        k: of the weights.
+    """
+    weights = groups * n * k
+    elements = {"fprop": rows * k + weights, "dgrad": rows * n + weights, "wgrad": rows * (n + k)}[mode]
+    return 3 * elements / CONVERTED_BYTES < IN_LOOP[mode] * 2 * rows * n * k / BF16_FLOPS

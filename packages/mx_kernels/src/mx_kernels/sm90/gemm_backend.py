@@ -1,5 +1,6 @@
 """The Hopper backend's grouped GEMM: checks what the kernel adds to the op's rules, picks the tile, launches."""
 
+import dataclasses
 import functools
 
 from torch import Tensor
@@ -42,6 +43,15 @@ class GemmBackend:
         if a.numel() == 0:  # nothing to sum
             return out if problem.accumulate else out.zero_()
 
+        likely_rows = config.likely_rows(problem, rows, groups)
+        if problem.is_mx and config.dequantize_first(problem.mode, likely_rows, groups, n, k):
+            from mx_kernels.generic.dequantize import dequantize_operands
+
+            assert a_scale is not None
+            assert b_scale is not None
+            a, b = dequantize_operands(problem, a, a_scale, b, b_scale, offs)
+            problem, a_scale, b_scale = _of_bf16(problem), None, None
+
         def start(tile: config.TileConfig, out: Tensor) -> None:
             clusters = arch.num_sms(a.device) // tile.cluster_size
             pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
@@ -57,9 +67,15 @@ class GemmBackend:
             )
 
         columns = n if problem.mode == "fprop" else k
-        estimate = config.choose_tile(problem.mode, problem.is_mx, rows, groups, columns)
+        estimate = config.choose_tile(problem.mode, problem.is_mx, likely_rows, groups, columns)
         start(autotune.tuned_tile(problem, sizes, out, lambda: _candidates(problem), start, estimate), out)
         return out
+
+
+@functools.cache
+def _of_bf16(problem: GemmProblem) -> GemmProblem:
+    """The same problem with BF16 operands."""
+    return dataclasses.replace(problem, a_format="bf16", b_format="bf16")
 
 
 @functools.cache
