@@ -121,12 +121,14 @@ def assert_same_but_later(trace: Trace, want: Trace) -> None:
     assert not torch.equal(got[1:], expected[1:]), "nothing was rounded: was anything sent quantised?"
 
 
-def collectives(cfgs: list[Config]) -> list[dict[str, int]]:
-    """Of one training step each, by torch's names."""
+def collectives(cfgs: list[Config], unit: int) -> list[dict[str, int]]:
+    """Of one training step each, by torch's names; FSDP gathers `unit` parameters at a time."""
+    from mx_trainer import sharding
     from mx_trainer.data import load_corpus
     from mx_trainer.trainer import Trainer, resolve_vocab
     from torch.profiler import ProfilerActivity, profile
 
+    sharding.UNIT = unit
     corpus, counts = load_corpus(cfgs[0].data), []
     for cfg in cfgs:
         trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
@@ -140,16 +142,45 @@ def collectives(cfgs: list[Config]) -> list[dict[str, int]]:
 
 def test_collectives_of_a_step(base):
     """The table of docs/scaling.md: none for each router or for each gradient."""
-    ways = [ParallelConfig(), ParallelConfig(fsdp=False), ParallelConfig(ep=2, fsdp=False)]
+    ways = [
+        ParallelConfig(),
+        ParallelConfig(reshard=False),
+        ParallelConfig(fsdp=False),
+        ParallelConfig(ep=2, fsdp=False),
+    ]
     layers = base.model.layers
-    for fsdp, copies, experts in run_ranks(2, collectives, [replace(base, parallel=way) for way in ways]):
+    cfgs = [replace(base, parallel=way) for way in ways]
+    for fsdp, kept, copies, experts in run_ranks(2, collectives, cfgs, 1):
         assert fsdp == {
             "_allgather_base_": 1 + 2 * layers,  # embedding and head once, a block twice
             "_reduce_scatter_base_": 1 + layers,
             "allreduce_": 2,  # the routers' counts; the gradients' norm
         }
+        assert kept == fsdp | {"_allgather_base_": 1 + layers}
         assert copies == {"allreduce_": 2}  # counts; gradients
         assert experts == {"allreduce_": 3, "alltoall_base_": 7 * layers}
+
+
+def test_small_blocks_are_gathered_together(base):
+    for ((fsdp,),) in zip(run_ranks(2, collectives, [base], 1 << 25), strict=True):
+        assert (fsdp["_allgather_base_"], fsdp["_reduce_scatter_base_"]) == (3, 2)
+
+
+def sharded_in_units(cfgs: list[Config], unit: int) -> list[Trace]:
+    from mx_trainer import sharding
+
+    sharding.UNIT = unit
+    return train_all(cfgs)
+
+
+def test_units_and_resharding_change_no_bit(base):
+    base = replace(base, model=replace(base.model, layers=3), precision="mxfp8")
+    cfgs = [replace(base, checkpoint_activations=recomputed) for recomputed in (False, True)]
+    cfgs += [replace(base, parallel=ParallelConfig(reshard=False))]
+    traces = [run_ranks(2, sharded_in_units, cfgs, unit) for unit in (1, 50_000, 1 << 25)]
+    assert traces[0] == traces[1] == traces[2]
+    for rank in traces[0]:
+        assert rank[0] == rank[1] == rank[2]
 
 
 def summed_in_buckets(cfg: Config, bucket: int) -> list[list[float]]:

@@ -25,7 +25,7 @@ from mx_trainer.parallel import launched_world
 T = TypeVar("T")
 
 _CHANGEABLE = {  # on resume; everything else would make it another run
-    "ep", "fsdp", "padded_dispatch", "heartbeat_timeout", "stall_timeout",
+    "ep", "fsdp", "reshard", "padded_dispatch", "heartbeat_timeout", "stall_timeout",
     "steps", "device", "compile", "checkpoint_activations", "log_every", "eval_every", "eval_tokens",
     "final_eval_tokens", "save_every", "keep", "sample_tokens", "profile_steps",
 }  # fmt: skip

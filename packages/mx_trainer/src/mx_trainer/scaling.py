@@ -62,16 +62,16 @@ class Scaling:
     """Of the main process's next steps."""
 
 
-def layouts(world: int, precision: str) -> dict[str, ParallelConfig]:
+def layouts(world: int, precision: str, reshard: bool) -> dict[str, ParallelConfig]:
     """Names of the ways to spread a model over `world` processes, and their configurations."""
-    ways = {"FSDP": ParallelConfig()}
+    ways = {"FSDP": ParallelConfig(reshard=reshard)}
     if world == 1:
         return ways
     ways["EP"] = ParallelConfig(ep=world, fsdp=False)
     if precision in QUANTIZED_DISPATCH:
         ways["EP, rows in MXFP8"] = replace(ways["EP"], dispatch="mxfp8")
     inner = next(n for n in range(2, world + 1) if world % n == 0)
-    ways[f"FSDP × EP, {world // inner}×{inner}"] = ParallelConfig(ep=inner)
+    ways[f"FSDP × EP, {world // inner}×{inner}"] = ParallelConfig(ep=inner, reshard=reshard)
     ways["EP, padded"] = replace(ways["EP"], padded_dispatch=True)
     return ways
 
@@ -85,7 +85,7 @@ def run_scaling(cfg: Config, precisions: list[str], console: Console) -> dict[st
     if cfg.optim.steps <= WARMUP_STEPS:
         raise ConfigError(f"--steps must be above {WARMUP_STEPS} (untimed ones), got {cfg.optim.steps}")
     for precision in precisions:
-        for way in layouts(launched_world(), precision).values():
+        for way in layouts(launched_world(), precision, cfg.parallel.reshard).values():
             validate(replace(cfg, precision=precision, parallel=way))
     main = join_processes(replace(cfg, parallel=ParallelConfig()))
     console = console if main.is_main else Console(quiet=True)
@@ -96,7 +96,8 @@ def run_scaling(cfg: Config, precisions: list[str], console: Console) -> dict[st
     results: dict[str, list[Scaling]] = {}
     for precision in precisions:
         base: Scaling | None = None
-        for layout, way in {"one process": ParallelConfig(), **layouts(main.world, precision)}.items():
+        ways = layouts(main.world, precision, cfg.parallel.reshard)
+        for layout, way in {"one process": ParallelConfig(), **ways}.items():
             run_cfg = replace(cfg, precision=precision, parallel=way, name=f"{out.name}-{precision}")
             alone = base is None  # every process then trains the same model by itself, on its own device
             parallel = Parallel(main.device) if alone else join_processes(run_cfg)

@@ -27,6 +27,8 @@ from mx_trainer.parallel import Parallel, is_fsdp_sharded
 
 BUCKET = 1 << 26
 """Gradients that are added up in one collective: elements, 256 MiB of FP32."""
+UNIT = 1 << 25
+"""Parameters that FSDP gathers in one collective, if a block has no more: elements, 128 MiB of FP32. The host pays for each."""
 
 
 def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
@@ -49,16 +51,31 @@ def distribute(model: GPT, cfg: ParallelConfig, parallel: Parallel) -> None:
             capacity=cfg.capacity,
         )
         if cfg.fsdp and experts["dp"].size() > 1:
-            fully_shard(moe.experts, mesh=experts["dp"])
+            fully_shard(moe.experts, mesh=experts["dp"], reshard_after_forward=cfg.reshard)
         else:
             whole_here.update(moe.experts.parameters())
     if cfg.fsdp:
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=world, ignored_params=whole_here)
+        for blocks in _units(model, whole_here):
+            fully_shard(blocks, mesh=world, reshard_after_forward=cfg.reshard, ignored_params=whole_here)
+        fully_shard(model, mesh=world, ignored_params=whole_here)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _units(model: GPT, ignored: set[nn.Parameter]) -> Iterator[list[nn.Module]]:
+    """Runs of blocks that are gathered together: as few as make `UNIT` parameters, one if it is large."""
+    blocks: list[nn.Module] = []
+    size = 0
+    for block in model.blocks:
+        blocks.append(block)
+        size += sum(p.numel() for p in block.parameters() if p not in ignored)
+        if size >= UNIT:
+            yield blocks
+            blocks, size = [], 0
+    if blocks:
+        yield blocks
 
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
