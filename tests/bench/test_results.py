@@ -8,8 +8,8 @@ import pytest
 from mx_bench import cli, report
 from mx_bench.cases import Case, run_case
 from mx_bench.compare import compare
+from mx_bench.plan import Plan, run_cases
 from mx_bench.results import SCHEMA, Measurement, Results, load
-from mx_bench.sections import Plan, run_cases
 
 COPY = Measurement("ceilings", "copy", "torch copy_", 1e-3, 0.01, 15, bytes=4e9)
 DENSE = Measurement("ceilings", "dense BF16", "torch.matmul", 2e-3, 0.01, 15, flop=1.6e12)

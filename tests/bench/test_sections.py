@@ -2,7 +2,8 @@
 
 import pytest
 from mx_bench import ceilings, gemm, memory_bound
-from mx_bench.sections import SECTIONS, Plan
+from mx_bench.plan import Plan
+from mx_bench.sections import SECTIONS
 
 CASES = {
     ceilings.SECTION: (ceilings.ceiling_cases, 2),

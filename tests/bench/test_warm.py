@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from mx_bench import cli, warm
 from mx_bench.cases import Case
+from mx_bench.plan import Plan, run_cases
 from mx_bench.results import Measurement, load
-from mx_bench.sections import Plan, run_cases
 
 WARM = Plan("cpu", quick=True, warm=True)
 

@@ -1,6 +1,6 @@
 """The pictures of docs/block_scaling.md, drawn from mx_core: `uv run python tools/docs/block_scaling.py [FOLDER]`."""
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib as mpl
@@ -239,4 +239,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=FOLDER, help="of the pictures; docs/images by default"
+    )
+    main(parser.parse_args().folder)

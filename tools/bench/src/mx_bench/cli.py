@@ -15,9 +15,10 @@ from mx_bench import ceilings, machine, report
 from mx_bench.cases import reason_of
 from mx_bench.compare import compare
 from mx_bench.headline import headline
+from mx_bench.plan import Plan
 from mx_bench.project import command as project_command
 from mx_bench.results import Measurement, Results, load
-from mx_bench.sections import SECTIONS, Plan
+from mx_bench.sections import SECTIONS
 from mx_bench.warm import warm_sections
 
 WIDTH = 150

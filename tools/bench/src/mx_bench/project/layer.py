@@ -42,11 +42,21 @@ class GroupedGemm:
         """What a sum runs over; the average group in wgrad."""
         return {"fprop": float(self.k), "dgrad": float(self.n), "wgrad": self.rows / self.groups}[self.mode]
 
+    @property
+    def results(self) -> int:
+        """Elements of the result."""
+        if self.mode == "wgrad":
+            return self.groups * self.n * self.k
+        return self.rows * self.columns
+
+    @property
+    def operands(self) -> int:
+        """Elements of both operands."""
+        return self.rows * (self.k + self.n) + self.groups * self.n * self.k - self.results
+
     def bytes(self, precision: Precision) -> float:
         """Operands read once, result written once."""
-        x, y, w = self.rows * self.k, self.rows * self.n, self.groups * self.n * self.k
-        result = {"fprop": y, "dgrad": x, "wgrad": w}[self.mode]
-        return (x + y + w - result) * BYTES[precision] + result * self.out_bytes
+        return self.operands * BYTES[precision] + self.results * self.out_bytes
 
     def row_tiles(self, tile_m: int) -> float:
         """Tiles along the result's rows, over all groups."""

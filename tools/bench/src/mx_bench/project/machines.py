@@ -19,6 +19,7 @@ OVERHEAD: dict[str, float] = {
     "indexed": 0.13,
     "gather_quantize": 0.43,
     "dswiglu_quantize": 0.28,
+    "dequantize": 0.06,
 }
 """Time of a memory-bound kernel beyond its bytes at copy speed, as a share of that time on an H200: instructions and
 waiting that its loads do not hide. It scales with multiprocessors and clock, not with the memory."""
@@ -31,6 +32,7 @@ GENERAL_SOURCES = {
     "overhead: indexed": "fitted: gather, combine backward, SwiGLU backward in BF16 (0.86 to 0.91)",
     "overhead: gather_quantize": "fitted: gather + quantise, weighted or not (0.63 to 0.76)",
     "overhead: dswiglu_quantize": "fitted: SwiGLU backward with quantised outputs (0.74 and 0.83)",
+    "overhead: dequantize": "fitted: MXFP8 operands to BF16 before a Hopper product (0.94 of the copy)",
     "fixed: route": "measured on an H200, docs/memory_bound.md",
     "fixed: slot_weights": "measured on an H200, docs/memory_bound.md",
 }
@@ -48,7 +50,7 @@ class Machine:
     flop_per_clock_bf16: float
     """Of one SM."""
     flop_per_clock_mx: float
-    """The same for MXFP8 operands; the BF16 rate where they are dequantised first."""
+    """The same for MXFP8 operands; the BF16 rate where they are dequantised."""
     sustained_flops_bf16: float
     """What power allows on random data, however good the kernel."""
     sustained_flops_mx: float
@@ -64,7 +66,7 @@ class Machine:
     scale_clocks: float
     """What nothing hides of copying 128 x 4 scales to tensor memory; 0 where they do not go there."""
     dequantize_a_clocks: float
-    """MXFP8 A to 16 bits, 128 rows x 64 of K, on one SM; 0 where the tensor core takes MXFP8."""
+    """MXFP8 A to 16 bits in the main loop, 128 rows x 64 of K, on one SM; 0 where the tensor core takes MXFP8."""
     dequantize_b_clocks: float
     """The same for B, K contiguous (fprop)."""
     dequantize_b_transposed_clocks: float
@@ -86,11 +88,11 @@ H200 = Machine(
     l2_bandwidth=1.0e13,
     smem_bytes_per_clock=SMEM_BYTES_PER_CLOCK,
     epilogue_clocks=0,
-    bubble_clocks=3600,
+    bubble_clocks=3400,
     scale_clocks=0,
-    dequantize_a_clocks=690,
-    dequantize_b_clocks=220,
-    dequantize_b_transposed_clocks=600,
+    dequantize_a_clocks=410,
+    dequantize_b_clocks=750,
+    dequantize_b_transposed_clocks=770,
     launch_s=2.0e-6,
 )
 B200 = Machine(
@@ -130,16 +132,16 @@ SOURCES: dict[str, dict[str, str]] = {
         "sms": "datasheet",
         "clock_hz": "datasheet boost clock; the power term governs long GEMMs",
         "flop_per_clock_bf16": "datasheet: 989 TFLOP/s at 1.83 GHz over 132 SMs",
-        "flop_per_clock_mx": "as BF16: MXFP8 is dequantised to F16 or BF16",
+        "flop_per_clock_mx": "as BF16: MXFP8 is dequantised, in the main loop or before it",
         "sustained_flops_bf16": "measured: BF16 product 8192^3 on random data, 784 to 799 TFLOP/s",
         "sustained_flops_mx": "as BF16",
         "copy_bandwidth": "measured: 4.16 to 4.27 TB/s",
         "l2_bandwidth": "published: RRZE-HPC/gpu-benches, 9.7 to 10.3 TB/s",
         "smem_bytes_per_clock": "published: SemiAnalysis, Dissecting Blackwell; the same on Hopper",
         "epilogue_clocks": "nothing hides Hopper's epilogue: it is part of the bubble",
-        "bubble_clocks": "fitted: nine BF16 GEMMs in equal groups",
+        "bubble_clocks": "fitted: BF16 grouped GEMMs",
         "scale_clocks": "scales stay in shared memory",
-        "dequantize_a_clocks": "fitted: nine MXFP8 GEMMs in equal groups",
+        "dequantize_a_clocks": "fitted: MXFP8 grouped GEMMs that dequantise in the main loop",
         "dequantize_b_clocks": "fitted: the same, fprop",
         "dequantize_b_transposed_clocks": "fitted: the same, dgrad and wgrad",
         "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch",

@@ -61,8 +61,22 @@ def tiling(gemm: GroupedGemm, machine: Machine, precision: Precision) -> Tiling:
     )
 
 
+def dequantized_first(gemm: GroupedGemm, machine: Machine, precision: Precision) -> bool:
+    """Whether the backend makes BF16 tensors of MXFP8 operands and multiplies those."""
+    if precision == "bf16" or machine.backend != "sm90":
+        return False
+    return sm90.dequantize_first(gemm.mode, gemm.rows, gemm.groups, gemm.n, gemm.k)
+
+
 def gemm_terms(gemm: GroupedGemm, machine: Machine, precision: Precision) -> dict[str, float]:
-    """Seconds of each term if it alone bounded the grouped GEMM; "bubble" and "scales" add to those on the chip."""
+    """Seconds of each term if it alone bounded the grouped GEMM.
+
+    "bubble" and "scales" add to those on the chip; "dequantise first", a kernel in front of the product, to all.
+    """
+    if dequantized_first(gemm, machine, precision):
+        moved = gemm.operands * (BYTES["mxfp8"] + BYTES["bf16"])
+        first = pass_seconds("dequantize", moved, machine)[0]
+        return {**gemm_terms(gemm, machine, "bf16"), "dequantise first": first}
     mx = precision == "mxfp8"
     rate = machine.flop_per_clock_mx if mx else machine.flop_per_clock_bf16
     t, k, element = tiling(gemm, machine, precision), gemm.reduced, BYTES[precision]
@@ -101,10 +115,10 @@ class Estimate:
 def gemm_estimate(gemm: GroupedGemm, machine: Machine, precision: Precision) -> tuple[float, str]:
     """Projected seconds of a grouped GEMM, and the term that sets them."""
     terms = gemm_terms(gemm, machine, precision)
-    exposed = terms.pop("bubble") + terms.pop("scales")
+    exposed, first = terms.pop("bubble") + terms.pop("scales"), terms.pop("dequantise first", 0.0)
     terms = {name: seconds if name == "HBM" else seconds + exposed for name, seconds in terms.items()}
     limit = max(terms, key=lambda name: terms[name])
-    return terms[limit] + machine.launch_s, limit
+    return first + terms[limit] + machine.launch_s, limit
 
 
 def pass_seconds(kind: str, moved: float, machine: Machine) -> tuple[float, str]:

@@ -9,7 +9,7 @@ of the parameters, and each expert's copies, are sharded (FSDP). A layer takes
 since FSDP gathers ahead of the computation and this project's all-to-alls do not overlap with it. Routing is even.
 """
 
-import sys
+import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -309,12 +309,17 @@ def filled(page: str, parts: dict[str, list[str]]) -> str:
     return page
 
 
-def main(docs: Path) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Write the generated parts and the chart."""
+    parser = argparse.ArgumentParser(prog="python -m mx_bench.project.scaling", description=__doc__)
+    parser.add_argument("docs", type=Path, help="folder of scaling.md, which has the markers, and of images/")
+    docs = parser.parse_args(argv).docs
+    if not (docs / "scaling.md").is_file():
+        parser.error(f"{docs / 'scaling.md'}: no such page")
     page = docs / "scaling.md"
     page.write_text(filled(page.read_text(), sections()))
     chart(docs / "images" / "scaling_projected.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
