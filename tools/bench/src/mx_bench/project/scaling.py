@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from mx_bench.project.layer import BF16_BYTES, BYTES, Precision
+from mx_trainer.exchange import row_bytes
+
+from mx_bench.project.layer import Precision
 from mx_bench.project.machines import B200, GB300, H200, Machine
 from mx_bench.project.model import project_layer
 from mx_bench.project.report import Table
@@ -70,16 +72,9 @@ def dispatch_bytes(shape: MoEShape, dispatch: Dispatch) -> dict[str, float]:
 
     k rows of D forth and back, forward and backward; only those forth can be quantised. Of all, (ep - 1) / ep leave the GPU.
     """
-    row = shape.top_k * shape.width
-    return {
-        "counts": COUNT_BYTES * shape.experts / shape.tokens,
-        "x": row * BYTES[dispatch],
-        "y": row * BF16_BYTES,
-        "dout": row * BYTES[dispatch],
-        "weights": FP32_BYTES * shape.top_k,
-        "dx": row * BF16_BYTES,
-        "dweights": FP32_BYTES * shape.top_k,
-    }
+    rows = row_bytes(shape.width, element_size=2, quantized=dispatch == "mxfp8")
+    counts = COUNT_BYTES * shape.experts / shape.tokens
+    return {"counts": counts} | {kind: shape.top_k * size for kind, size in rows.items()}
 
 
 FORWARD = ("counts", "x", "y")
