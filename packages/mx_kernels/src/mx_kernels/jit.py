@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import mx_core
 from cutlass.cute.runtime import load_module
 
 from mx_kernels import arch
-from mx_kernels.paths import cache_dir
+from mx_kernels.paths import cache_dir, write_whole
 
 _LOG = logging.getLogger(__name__)
 _SYMBOL = "mx_kernel"
@@ -106,11 +105,7 @@ def _read(path: Path) -> Launch | None:
 
 def _write(launch: Any, path: Path) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = os.path.join(folder, path.name)
-            launch.export_to_c(object_file_path=part, function_name=_SYMBOL)
-            os.replace(part, path)
+        write_whole(path, lambda part: launch.export_to_c(object_file_path=str(part), function_name=_SYMBOL))
         return True
     except OSError as error:
         _LOG.warning(

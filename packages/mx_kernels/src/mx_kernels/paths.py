@@ -2,6 +2,8 @@
 
 import os
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -12,3 +14,16 @@ def cache_dir(name: str = "") -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "mx-kernels" / name
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mx-kernels" / name
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file beside `path`, and rename it into place: no process reads half of one.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        write(part)
+        part.replace(path)

@@ -7,12 +7,11 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 from pathlib import Path
 
 import torch
 
-from mx_kernels.paths import cache_dir
+from mx_kernels.paths import cache_dir, write_whole
 
 
 def installed_version(distribution: str) -> str:
@@ -52,10 +51,8 @@ def record_path(key: dict[str, str]) -> Path:
 def write(key: dict[str, str], passed: bool, report: dict) -> Path:
     """Keep the outcome of a self-test; an earlier one for the same key is replaced."""
     path = record_path(key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"machine": key, "passed": passed, "report": report}, indent=2) + "\n")
-    temporary.replace(path)
+    record = json.dumps({"machine": key, "passed": passed, "report": report}, indent=2) + "\n"
+    write_whole(path, lambda part: part.write_text(record))
     why_not_trusted.cache_clear()
     return path
 

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Generator, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from mx_kernels import arch
 from mx_kernels.generic.gemm import GemmSizes
+from mx_kernels.paths import write_whole
 from mx_kernels.problem import GemmProblem
 
 T = TypeVar("T")
@@ -176,10 +176,6 @@ def _write(path: Path | None, key: Hashable, chosen: object, seconds: dict) -> N
         return
     record = {"class": repr(key), "chosen": repr(chosen), "seconds": {repr(c): s for c, s in seconds.items()}}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            part.write_text(json.dumps(record, indent=1))
-            os.replace(part, path)
+        write_whole(path, lambda part: part.write_text(json.dumps(record, indent=1)))
     except OSError as error:
         _LOG.warning("%s cannot be written (%s); the next process measures again", path, error)

@@ -50,6 +50,7 @@ class WatchedMemory(GlobalMemory):
                 before = self.tracked.pop()
                 low, high = before.low, max(high, before.low + len(before.writer))
             self.tracked.append(_Bytes(low, high))
+        self.lows = [t.low for t in self.tracked]
 
     def check(self, low: int, high: int, what: str, W: Warp, line: int) -> None:
         super().check(low, high, what, W, line)
@@ -88,7 +89,7 @@ class WatchedMemory(GlobalMemory):
         write = what in _WRITES
         if not write and what not in _READS:
             return
-        i = bisect.bisect_right([t.low for t in self.tracked], first) - 1
+        i = bisect.bisect_right(self.lows, first) - 1
         if i < 0:
             return
         t, me = self.tracked[i], W.cluster.number
