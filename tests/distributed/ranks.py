@@ -76,6 +76,15 @@ def _next(queue: Any, processes: list[Any]) -> tuple[int, str | None, Any]:
     return queue.get()
 
 
+def make_trainer(cfg: Any) -> Any:
+    """A trainer of this configuration and its corpus, for a process that has not imported what it takes."""
+    from mx_trainer.data import load_corpus
+    from mx_trainer.trainer import Trainer, resolve_vocab
+
+    corpus = load_corpus(cfg.data)
+    return Trainer(resolve_vocab(cfg, corpus), corpus)
+
+
 def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -1,6 +1,5 @@
 """Checkpoints that one number of processes writes and another reads: the same bits, and the same run."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from mx_trainer.errors import CheckpointError
 from mx_trainer.metrics import read_metrics
 from support.checkpoints import differences, whole_state
 
-from .ranks import run_ranks
+from .ranks import make_trainer, run_ranks
 from .torchrun import SMALL, torchrun
 
 STEPS = 2
@@ -22,27 +21,16 @@ STEPS = 2
 
 
 @pytest.fixture(scope="session")
-def cfg(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "a.txt").write_text(Path(torch.nn.functional.__file__).read_text()[:60_000])
-    os.environ["MX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+def cfg(text: Path) -> Config:
     return Config(
         model=ModelConfig(
             layers=1, width=32, heads=2, block=16, experts=4, top_k=2, expert_width=32, shared_width=32
         ),
-        data=DataConfig(data=str(folder / "a.txt"), val_fraction=0.1),
+        data=DataConfig(data=str(text), val_fraction=0.1),
         optim=OptimConfig(steps=2 * STEPS, batch=12, warmup=1, lr=4e-3),
         device="cpu",
         precision="fp32",
     )
-
-
-def make_trainer(cfg: Config) -> Any:
-    from mx_trainer.data import load_corpus
-    from mx_trainer.trainer import Trainer, resolve_vocab
-
-    corpus = load_corpus(cfg.data)
-    return Trainer(resolve_vocab(cfg, corpus), corpus)
 
 
 def go_on(cfg: Config, run_dir: Path, resume: bool) -> list[float]:

@@ -24,10 +24,7 @@ MARGIN = 10
 
 
 @pytest.fixture(scope="session")
-def args(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    os.environ["MX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    text = tmp_path_factory.mktemp("text") / "a.txt"
-    text.write_text(Path(torch.nn.functional.__file__).read_text()[:60_000])
+def args(text: Path) -> list[str]:
     return [
         *SMALL, f"--data={text}", "--val-fraction=0.1", "--steps=12", "--save-every=1",
     ]  # fmt: skip

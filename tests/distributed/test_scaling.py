@@ -1,11 +1,8 @@
 """`mx-train scaling` end to end: every layout, its table, its bytes, its checkpoint."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-import torch
 from mx_trainer.cli import train
 from mx_trainer.exchange import row_bytes
 from mx_trainer.profiling import COMMUNICATION
@@ -20,10 +17,7 @@ def scaling(flags: list[str]) -> int:
 
 
 @pytest.fixture
-def flags(tmp_path, monkeypatch) -> list[str]:
-    text = tmp_path / "a.txt"
-    text.write_text(Path(torch.nn.functional.__file__).read_text()[:40_000])
-    monkeypatch.setitem(os.environ, "MX_CACHE_DIR", str(tmp_path / "cache"))
+def flags(tmp_path, text) -> list[str]:
     return [
         "--preset=smoke", "--layers=1", f"--width={WIDTH}", "--heads=2", "--block=16", f"--experts={EXPERTS}",
         f"--top-k={K}", "--expert-width=32", "--batch=4", f"--steps={STEPS}", "--warmup=1", "--lr=1e-4", "--eval-tokens=128",

@@ -1,6 +1,5 @@
 """Training spread over processes, against one process with the same global batches: losses, gradients, validation."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,21 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from mx_trainer.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
-from torch import nn
 
-from .ranks import run_ranks
+from .ranks import make_trainer, run_ranks
 
 STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "a.txt").write_text(Path(nn.functional.__file__).read_text()[:40_000])
-    os.environ["MX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+def base(text: Path) -> Config:
     return Config(
         model=ModelConfig(layers=2, width=32, heads=2, block=16, experts=12, top_k=2, expert_width=32),
-        data=DataConfig(data=str(folder / "a.txt"), val_fraction=0.1),
+        data=DataConfig(data=str(text), val_fraction=0.1),
         optim=OptimConfig(steps=20, batch=12, warmup=2, lr=1e-3, clip=0.5),
         device="cpu",
         precision="fp32",
@@ -34,11 +29,7 @@ Trace = tuple[list[list[float]], list[int], float]
 
 
 def train(cfg: Config) -> Trace:
-    from mx_trainer.data import load_corpus
-    from mx_trainer.trainer import Trainer, resolve_vocab
-
-    corpus = load_corpus(cfg.data)
-    trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+    trainer = make_trainer(cfg)
     steps, tokens = [], []
     for _ in range(STEPS):
         scalars, tokens_LE = trainer.train_step()
@@ -124,14 +115,12 @@ def assert_same_but_later(trace: Trace, want: Trace) -> None:
 def collectives(cfgs: list[Config], unit: int) -> list[dict[str, int]]:
     """Of one training step each, by torch's names; FSDP gathers `unit` parameters at a time."""
     from mx_trainer import sharding
-    from mx_trainer.data import load_corpus
-    from mx_trainer.trainer import Trainer, resolve_vocab
     from torch.profiler import ProfilerActivity, profile
 
     sharding.UNIT = unit
-    corpus, counts = load_corpus(cfgs[0].data), []
+    counts = []
     for cfg in cfgs:
-        trainer = Trainer(resolve_vocab(cfg, corpus), corpus)
+        trainer = make_trainer(cfg)
         trainer.train_step()
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             trainer.train_step()

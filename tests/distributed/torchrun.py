@@ -47,7 +47,6 @@ class Outcome:
 
     error: str
     """Torchrun's report; empty if every rank succeeded."""
-    seconds: float
     logs: dict[tuple[int, int], str]
     """What each (life, rank) wrote."""
     delays: dict[tuple[int, int], float]
@@ -72,12 +71,11 @@ def torchrun(
         shutdown_timeout=8,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
-    began, error = time.monotonic(), ""
+    error = ""
     try:
         elastic_launch(config, _rank_main)(tuple(args), tuple(faults))
     except ChildFailedError as failure:
         error = str(failure)
-    seconds = time.monotonic() - began
     folders = {
         (int(life.name.rpartition("_")[2]), int(rank.name)): rank
         for life in logs.glob("*/attempt_*")
@@ -97,7 +95,7 @@ def torchrun(
         for (life, rank), folder in folders.items()
         if life in began_at
     }
-    return Outcome(error, seconds, written, delays)
+    return Outcome(error, written, delays)
 
 
 def _rank_main(args: tuple[str, ...], faults: tuple[Fault, ...]) -> None:
