@@ -10,70 +10,17 @@ differs in a bit. What no schedule shows is a survivor, and needs an argument (`
 
 from __future__ import annotations
 
-import argparse
-import collections
 import functools
-import json
-import multiprocessing
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import ptxsim
 import torch
 from emulator.conformance.dsl import example
-from ptxsim.mutate import Mutant, mutants
+from emulator.mutation_run import MutationRun, Outcome, Subject
 
 RECORD = Path(__file__).parent / "data" / "mutation.json"
-SCHEDULES = (("early", 0), ("late", 0), *(("random", seed) for seed in range(1, 13)))
 UNUSED_FIELDS = frozenset({"leading byte offset"})
 """PTX ISA 9.7.16.3.1.1: not used by swizzled K-major layouts (A, B); `tcgen05.cp.32x128b` has one 16-byte column."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one mutant. `caught` is None for a survivor."""
-
-    name: str
-    instruction: str
-    caught: str | None
-
-
-@dataclass
-class Subject:
-    """A compiled kernel with its inputs and its right output; `run` launches it with some PTX."""
-
-    launch: Callable[[], torch.Tensor]
-    want: torch.Tensor
-    options: dict[str, object]  # of the emulated GPU
-    ptx: str = ""
-    instructions: int = 0
-
-    def __post_init__(self) -> None:
-        """Compile and run it once, keep its PTX."""
-        with ptxsim.gpu("sm_100a", **self.options) as gpu:
-            gpu.on_launch = lambda text, *_: setattr(self, "ptx", text)
-            assert torch.equal(self.launch(), self.want)
-        self.instructions = gpu.launches[-1].instructions
-
-    def run(self, ptx: str, schedule: str, seed: int) -> str | None:
-        """None if the output is right and nothing was reported, else what showed."""
-        with ptxsim.gpu(
-            "sm_100a", schedule=schedule, seed=seed, max_instructions=8 * self.instructions, **self.options
-        ) as gpu:
-            _replace_ptx(gpu, ptx)
-            try:
-                out = self.launch()
-            except ptxsim.PtxsimError as error:
-                return f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
-        return None if torch.equal(out, self.want) else "wrong output"
-
-
-def _replace_ptx(gpu: ptxsim.GPU, ptx: str) -> None:
-    launch = gpu.launch_from_host
-    gpu.launch_from_host = lambda _text, name, config, params: launch(ptx, name, config, params)  # type: ignore[method-assign]
 
 
 def _example(ctas: int) -> Subject:
@@ -91,7 +38,7 @@ def _example(ctas: int) -> Subject:
         compiled(*arguments)
         return d[..., 0].clone()
 
-    return Subject(launch, module.reference(*operands).to(torch.bfloat16), {})
+    return Subject(launch, module.reference(*operands).to(torch.bfloat16), {}, UNUSED_FIELDS)
 
 
 def _grouped(ctas: int) -> Subject:
@@ -114,7 +61,7 @@ def _grouped(ctas: int) -> Subject:
             return case.run(*operands)
 
     want = case.expected(*operands).to(case.out_dtype)
-    return Subject(launch, want, {"sms": ctas, "tmem_fences": True})
+    return Subject(launch, want, {"sms": ctas, "tmem_fences": True}, UNUSED_FIELDS)
 
 
 SUBJECTS = {
@@ -123,34 +70,6 @@ SUBJECTS = {
     "grouped_one_cta": functools.partial(_grouped, 1),
     "grouped_two_ctas": functools.partial(_grouped, 2),
 }
-
-
-@functools.cache
-def subject(name: str) -> Subject:
-    """A kernel of `SUBJECTS`, ready to run."""
-    torch.set_num_threads(1)
-    return SUBJECTS[name]()
-
-
-@functools.cache
-def all_mutants(name: str) -> list[Mutant]:
-    """In the order of the text."""
-    return list(mutants(subject(name).ptx, unused_fields=UNUSED_FIELDS))
-
-
-def judge(name: str, index: int) -> Outcome:
-    """Run one mutant until something shows."""
-    mutant = all_mutants(name)[index]
-    for schedule, seed in SCHEDULES:
-        shown = subject(name).run(mutant.ptx, schedule, seed)
-        if shown is not None:
-            return Outcome(mutant.name, mutant.instruction, f"{schedule}{seed or ''}: {shown}")
-    return Outcome(mutant.name, mutant.instruction, None)
-
-
-def recorded(name: str) -> list[Outcome]:
-    """The last complete run."""
-    return [Outcome(*row) for row in json.loads(RECORD.read_text())[name]]
 
 
 ARRIVALS_OF_OWN_WARPS = (
@@ -202,80 +121,13 @@ SURVIVORS: dict[str, dict[str, str]] = {
 """Subject → mutant → why it is harmless."""
 
 
-def argument(name: str, mutant: str) -> str | None:
-    """Why this survivor is harmless, if somebody said so."""
-    return SURVIVORS[name].get(mutant)
+RUN = MutationRun(RECORD, SUBJECTS, SURVIVORS)
 
 
-def report() -> str:
-    """The record as the tables of docs/ptxsim_evidence.md."""
-    names = list(json.loads(RECORD.read_text()))
-    outcomes = {name: recorded(name) for name in names}
-    lines = ["| subject | mutants | caught | by | first seen under |", "|---|---|---|---|---|"]
-    for name in names:
-        caught = [o.caught for o in outcomes[name] if o.caught]
-        how = collections.Counter(c.split(": ")[1] for c in caught)
-        when = collections.Counter(c.split(":")[0].rstrip("0123456789") for c in caught)
-        by, under = (", ".join(f"{n} {k}" for k, n in c.most_common()) for c in (how, when))
-        lines.append(
-            f"| {name} | {len(outcomes[name])} | {len(caught)} ({len(caught) / len(outcomes[name]):.1%}) | {by} | {under} |"
-        )
-    lines += ["", f"| kind | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    kinds = dict.fromkeys(o.name.split(":")[1] for name in names for o in outcomes[name])
-    for kind in kinds:
-        cells = []
-        for name in names:
-            mine = [o for o in outcomes[name] if o.name.split(":")[1] == kind]
-            cells.append(f"{sum(o.caught is not None for o in mine)} of {len(mine)}" if mine else "–")
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    lines += ["", "| subject | line: mutant | why harmless |", "|---|---|---|"]
-    for name in names:
-        why: dict[str | None, list[str]] = {}
-        for o in outcomes[name]:
-            if o.caught is None:
-                line, kind, change = o.name.split(":", 2)
-                why.setdefault(argument(name, o.name), []).append(
-                    f"{line}: {kind}, {change} (`{o.instruction}`)"
-                )
-        lines += [f"| {name} | {'; '.join(mutants)} | {reason} |" for reason, mutants in why.items()]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Run all mutants of all subjects and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--subjects", nargs="*", default=[*SUBJECTS], choices=[*SUBJECTS])
-    parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--report", action="store_true", help="run nothing; print the record as tables")
-    args = parser.parse_args()
-    if args.report:
-        print(report())
-        return
-    record = json.loads(args.record.read_text()) if args.record.exists() else {}
-    for name in args.subjects:
-        start, count = time.time(), len(all_mutants(name))
-        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-            outcomes = []
-            for outcome in pool.map(judge, [name] * count, range(count), chunksize=4):
-                outcomes.append(outcome)
-                if outcome.caught is None:
-                    print(f"survives: {outcome.name}  {outcome.instruction[:110]}", flush=True)
-        caught = sum(o.caught is not None for o in outcomes)
-        how = collections.Counter((o.caught or ": survives").split(": ")[1] for o in outcomes)
-        print(
-            f"{name}: {caught} of {count} caught ({caught / count:.1%}), {dict(how)}, {time.time() - start:.0f} s",
-            flush=True,
-        )
-        record[name] = [[o.name, o.instruction, o.caught] for o in outcomes]
-        args.record.write_text(
-            "{"
-            + ",\n".join(
-                f'"{k}": [\n' + ",\n".join(json.dumps(r) for r in v) + "\n]" for k, v in record.items()
-            )
-            + "}\n"
-        )
+def judge(name: str, index: int) -> Outcome:
+    """Run one mutant until something shows."""
+    return RUN.judge(name, index)
 
 
 if __name__ == "__main__":
-    main()
+    RUN.main(__doc__, judge)

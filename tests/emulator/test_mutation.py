@@ -1,7 +1,10 @@
 """Mutants of the example GEMMs (mutation.py): a sample by position here, all of them behind the slow marker."""
 
+import sys
+
 import pytest
 from emulator import mutation
+from emulator.mutation_run import SCHEDULES, read, write
 from ptxsim.mutate import mutants
 
 SAMPLE = {"one_cta": range(0, 400, 25), "two_ctas": range(10, 400, 40)}
@@ -9,24 +12,24 @@ SAMPLE = {"one_cta": range(0, 400, 25), "two_ctas": range(10, 400, 40)}
 
 
 def _check(name: str, index: int) -> None:
-    outcome = mutation.judge(name, index)
+    outcome = mutation.RUN.judge(name, index)
     if outcome.caught is None:
-        assert mutation.argument(name, outcome.name), (
+        assert mutation.RUN.argument(name, outcome.name), (
             f"{name}: {outcome.name} survives: {outcome.instruction}"
         )
 
 
 @pytest.mark.parametrize("name", mutation.SUBJECTS)
 def test_the_unchanged_kernel_passes(name: str) -> None:
-    subject = mutation.subject(name)
-    for schedule, seed in mutation.SCHEDULES if name in SAMPLE else mutation.SCHEDULES[:5]:
+    subject = mutation.RUN.subject(name)
+    for schedule, seed in SCHEDULES if name in SAMPLE else SCHEDULES[:5]:
         assert subject.run(subject.ptx, schedule, seed) is None, (schedule, seed)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sampled_mutants_are_caught(name: str) -> None:
     for index in SAMPLE[name]:
-        if index < len(mutation.all_mutants(name)):
+        if index < len(mutation.RUN.all_mutants(name)):
             _check(name, index)
 
 
@@ -34,18 +37,31 @@ def test_sampled_mutants_are_caught(name: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", mutation.SUBJECTS)
 def test_every_mutant_is_caught_or_argued(name: str) -> None:
-    for index in range(len(mutation.all_mutants(name))):
+    for index in range(len(mutation.RUN.all_mutants(name))):
         _check(name, index)
 
 
 @pytest.mark.parametrize("name", mutation.SUBJECTS)
 def test_recorded_run(name: str) -> None:
     """The numbers in docs/ptxsim_evidence.md: at least 95 % caught, and an argument for every survivor."""
-    outcomes = mutation.recorded(name)
+    outcomes = mutation.RUN.recorded(name)
     survivors = [o for o in outcomes if o.caught is None]
     assert len(survivors) <= 0.05 * len(outcomes)
     for o in survivors:
-        assert mutation.argument(name, o.name), f"no argument for {o.name}: {o.instruction}"
+        assert mutation.RUN.argument(name, o.name), f"no argument for {o.name}: {o.instruction}"
+
+
+def test_a_record_is_written_as_it_was_read_and_reported(tmp_path, monkeypatch, capsys) -> None:
+    """`--report` shows the record that `--record` names."""
+    copy = tmp_path / "mutation.json"
+    write(copy, read(mutation.RECORD))
+    assert copy.read_bytes() == mutation.RECORD.read_bytes()
+    write(copy, {"one_cta": mutation.RUN.recorded("one_cta")[:3]})
+    monkeypatch.setattr(sys, "argv", ["mutation", "--report", "--record", str(copy)])
+    mutation.RUN.main("", mutation.judge)
+    printed = capsys.readouterr().out
+    assert "| one_cta | 3 |" in printed
+    assert "two_ctas" not in printed
 
 
 def test_rule_makes_every_kind_of_mutant() -> None:

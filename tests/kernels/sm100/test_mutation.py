@@ -6,7 +6,7 @@ from kernels.sm100 import mutation
 
 
 def check(name: str, index: int) -> None:
-    outcome = mutation.judge(name, index)
+    outcome = mutation.RUN.judge(name, index)
     assert outcome.caught or outcome.name in mutation.SURVIVORS[name], outcome
 
 
@@ -20,13 +20,13 @@ def test_some_mutants_are_caught(name):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", mutation.SUBJECTS)
 def test_recorded_sample_again(name):
-    for index in range(0, len(mutation.all_mutants(name)), 8):
+    for index in range(0, len(mutation.RUN.all_mutants(name)), 8):
         check(name, index)
 
 
 @pytest.mark.parametrize("name", mutation.SUBJECTS)
 def test_recorded_run(name):
     """The numbers in docs/sm100_gemm.md, and an argument for every survivor."""
-    survivors = {outcome.name for outcome in mutation.recorded(name) if outcome.caught is None}
+    survivors = {outcome.name for outcome in mutation.RUN.recorded(name) if outcome.caught is None}
     assert survivors == set(mutation.SURVIVORS[name])
-    assert len(mutation.recorded(name)) == 48
+    assert len(mutation.RUN.recorded(name)) == 48
