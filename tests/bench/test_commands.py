@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-NEED_A_GPU = ("mx_bench.gemm_tiles", "mx_bench.memory_bound_tiles")
+NEED_A_GPU = ("mx_bench.gemm_tiles", "mx_bench.memory_bound_tiles", "mx_bench.memory_bound_host")
 COMMANDS = (*NEED_A_GPU, "mx_bench.memory_bound", "mx_bench.project.scaling", "mx_bench.project.refit")
 SCRIPT = Path(__file__).parents[2] / "tools" / "docs" / "block_scaling.py"
 

@@ -128,10 +128,20 @@ def test_backward(gpu, dtype):
             for x, y in zip(row[:2], parts[:2], strict=True)
         )
         assert torch.equal(row[2][:end], got_dw[:end])
-        if gpu.is_real:
-            blocked = gpu.run("dswiglu_quantize", da, h, w, offs, "mxfp8_e4m3", "rceil", "blocked_128x4")
-            rows = h.shape[0]
-            for i, (r, c) in ((1, (rows, 2 * width)), (3, (2 * width, rows)), (5, (width, rows))):
-                scale = from_blocked(blocked[i], r, c // 32)
-                keep = scale[:end] if i == 1 else scale[:, :blocks]
-                assert torch.equal(keep, parts[i][:end] if i == 1 else parts[i][:, :blocks])
+
+
+@pytest.mark.parametrize("width", [96, 128])  # tiles of blocked scales that are not whole, and such that are
+def test_backward_with_blocked_scales(gpu, width):
+    h, offs, real, end = gates_and_ups(gpu.pick((33, 0, 129), (100, 0, 129, 700)), width, torch.bfloat16)
+    rows, da = h.shape[0], torch.randn(h.shape[0], width).bfloat16()
+    w = torch.where(real, torch.rand(rows), 0.0)
+    for op in ("dswiglu_quantize", "dswiglu_quantize_row"):
+        linear, blocked = (
+            gpu.run(op, da, h, w, offs, "mxfp8_e4m3", "rceil", layout)[:-1]
+            for layout in ("linear", "blocked_128x4")
+        )
+        for i in range(0, len(linear), 2):
+            assert torch.equal(linear[i][:end].view(torch.uint8), blocked[i][:end].view(torch.uint8))
+            want = linear[i + 1][:end] if i == 0 else linear[i + 1][:, : end // 32]
+            got = from_blocked(blocked[i + 1], *linear[i + 1].shape)
+            assert torch.equal(got[:end] if i == 0 else got[:, : end // 32], want)

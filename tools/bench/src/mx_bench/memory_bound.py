@@ -210,9 +210,16 @@ def markdown(measurements: list[Measurement]) -> str:
 
 def main() -> None:
     """Measure everything on this machine and print the table."""
-    prog = "python -m mx_bench.memory_bound"
-    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m mx_bench.memory_bound", description=__doc__)
+    parser.add_argument("--once", action="store_true", help="only call our ops, each once: for a profiler")
+    once = parser.parse_args().once
     plan = Plan("cuda" if torch.cuda.is_available() else "cpu", quick=False)
+    if once:
+        for case in memory_bound_cases(plan.device, smoke=plan.smoke):
+            for name, call in case.contestants.items():
+                if name.startswith("ours") and callable(call):
+                    call(0)
+        return
     measurements = run_cases(SECTION, memory_bound_cases(plan.device, smoke=plan.smoke), plan)
     rates = sorted(
         (m.bytes or 0.0) / m.seconds / 1e12 for m in measurements if m.contestant == "copy" and m.seconds

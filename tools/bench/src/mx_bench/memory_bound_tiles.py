@@ -1,6 +1,6 @@
 """Which tile is fastest where: `python -m mx_bench.memory_bound_tiles`, on a GPU with kernels.
 
-Races tiles of the gathering quantiser and of SwiGLU's backward against a copy, at the sizes of the section "memory-bound".
+Races tiles of the gathering quantiser, of SwiGLU's backward and of plain SwiGLU against a copy, at the sizes of the section "memory-bound".
 `mx_kernels/generic/config.py` is written from its table.
 """
 
@@ -12,7 +12,7 @@ import torch
 from mx_kernels import registry
 from mx_kernels.generic import config
 from mx_kernels.generic.config import TileConfig
-from mx_kernels.problem import DSwigluProblem, GatherQuantizeProblem
+from mx_kernels.problem import DSwigluProblem, GatherQuantizeProblem, SwigluProblem
 
 from mx_bench.forced import forced, parse_on_gpu
 from mx_bench.memory_bound import BF16, DESIGN, Sizes, random_sets
@@ -24,7 +24,8 @@ GATHER_TILES: dict[tuple[str, bool], tuple[TileConfig, ...]] = {
     ("dual", True): (TileConfig(8, 2), TileConfig(8, 2, strip=2), TileConfig(16, 3)),
     ("row", False): (TileConfig(8, 3), TileConfig(8, 4), TileConfig(8, 3, strip=2)),
 }
-DSWIGLU_TILES = tuple(TileConfig(4, blocks, cols) for blocks, cols in ((3, 32), (4, 32), (5, 32), (2, 64)))
+DSWIGLU_TILES = tuple(TileConfig(4, blocks, height=32) for blocks in (3, 4, 5))
+SWIGLU_TILES = tuple(TileConfig(4, blocks, height=32) for blocks in (4, 6, 8))  # of the plain form
 
 Contestants = dict[str, Callable[[int], object]]
 
@@ -59,8 +60,8 @@ def gather_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Contes
             )
 
 
-def dswiglu_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Contestants]]:
-    """Name, bytes and contestants of the three forms of the backward."""
+def swiglu_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Contestants]]:
+    """Name, bytes and contestants of the three forms of the backward and of the plain forward."""
     P, H = sizes.swiglu
     h, da = random_sets(device, P, 2 * H), random_sets(device, P, H)
     offs = torch.arange(1, 9, device=device, dtype=torch.int32) * (P // 8)
@@ -70,11 +71,17 @@ def dswiglu_cases(sizes: Sizes, device: str) -> Iterator[tuple[str, float, Conte
         ("dh by row", "mxfp8_e4m3", False, 8 * n + n / 16),
         ("BF16", None, True, 12 * n),
     ):
-        problem, contestants = DSwigluProblem(BF16, format, columns=columns), {}
+        problem = DSwigluProblem(BF16, format, columns=columns)
+        contestants: Contestants = {}
         for tile in DSWIGLU_TILES:
             run = with_tile("dswiglu_tile", tile, "dswiglu", problem, da[0], h[0], w, offs)
             contestants[str(tile)] = lambda i, run=run: run(da[i % len(da)], h[i % len(h)], w, offs)
         yield f"SwiGLU backward, {name}, P {P}, H {H}", float(moved), contestants
+    contestants = {}
+    for tile in SWIGLU_TILES:
+        run = with_tile("swiglu_tile", tile, "swiglu", SwigluProblem(BF16, None), h[0], offs)
+        contestants[str(tile)] = lambda i, run=run: run(h[i % len(h)], offs)
+    yield f"SwiGLU, BF16, P {P}, H {H}", float(6 * n), contestants
 
 
 def report(name: str, moved: float, contestants: Mapping[str, Callable[[int], object]], device: str) -> None:
@@ -94,7 +101,7 @@ def report(name: str, moved: float, contestants: Mapping[str, Callable[[int], ob
 
 def main(sizes: Sizes, device: str) -> None:
     """Print one table for each problem."""
-    for cases in (dswiglu_cases, gather_cases):
+    for cases in (swiglu_cases, gather_cases):
         for case in cases(sizes, device):
             report(*case, device)
 

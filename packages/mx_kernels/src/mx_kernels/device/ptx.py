@@ -59,13 +59,13 @@ def load_scalar(ptr: cute.Pointer, bits: int, pred: Boolean) -> Uint32:
     )
 
 
-def store_words(ptr: cute.Pointer, words: Sequence[Any], pred: Boolean) -> None:
-    """1, 2 or 4 words to global memory as one access, where `pred` is true."""
+def store_words(ptr: cute.Pointer, words: Sequence[Any], pred: Boolean, space: str = "global") -> None:
+    """1, 2 or 4 words to global or shared memory as one access, where `pred` is true."""
     names = ", ".join(f"{{$r{i + 2}}}" for i in range(len(words)))
     vector, operand = ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
     # Not inline_ptx's own predicate: a condition known while compiling would be printed as `@-1`.
     ca.inline_ptx(
-        f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; @p st.global{vector}.b32 [{{$r0}}], {operand}; }}",
+        f"{{ .reg .pred p; setp.ne.b32 p, {{$r1}}, 0; @p st.{space}{vector}.b32 [{{$r0}}], {operand}; }}",
         read_only_args=[ptr, Int32(pred), *words],
     )
 

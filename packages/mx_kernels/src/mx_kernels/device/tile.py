@@ -129,10 +129,11 @@ class WeightedRows(Rows):
 
 @dataclass(frozen=True)
 class WarpTile:
-    """Which elements a lane holds, and block maxima over the warp. `cols` is the width of the CTA tile."""
+    """Which elements a lane holds, and block maxima over the warp. The CTA tile is `height` × `cols`."""
 
     lanes: int
     cols: int = 128
+    height: int = ROWS
 
     @property
     def steps(self) -> int:
@@ -147,14 +148,31 @@ class WarpTile:
     @property
     def threads(self) -> int:
         """Of a CTA."""
-        return ROWS * self.cols // (VECTOR * self.steps)
+        return self.height * self.cols // (VECTOR * self.steps)
+
+    @property
+    def across(self) -> int:
+        """Warps side by side."""
+        return self.cols // (VECTOR * self.lanes)
 
     def place(self) -> tuple[Int32, Int32]:
         """First row and first column of this lane within the CTA tile."""
         lane, warp = ca.lane_idx(), ca.make_warp_uniform(ca.warp_idx())
-        warps_across = self.cols // (VECTOR * self.lanes)
-        row = warp // warps_across * BLOCK + lane // self.lanes
-        return row, (warp % warps_across * self.lanes + lane % self.lanes) * VECTOR
+        row = warp // self.across * BLOCK + lane // self.lanes
+        return row, (warp % self.across * self.lanes + lane % self.lanes) * VECTOR
+
+    def whole_rows(self) -> "Share":
+        """What this lane moves where warps side by side share out their rows, not their columns.
+
+        A warp's own rows are 8·lanes columns; moved as rows of the CTA tile they make wider requests, of which L2 needs fewer.
+        """
+        lane, warp = ca.lane_idx(), ca.make_warp_uniform(ca.warp_idx())
+        each = self.stride // self.across
+        rest, chunk = lane // self.lanes, lane % self.lanes
+        row, holder = warp % self.across * each + rest % each, rest // each
+        first_warp = warp // self.across * self.across
+        thread = (first_warp + holder) * 32 + row * self.lanes + chunk
+        return Share(first_warp // self.across * BLOCK + row, (holder * self.lanes + chunk) * VECTOR, thread)
 
     def rows(self, first: Int32) -> list[Int32]:
         """All rows of a lane whose first is `first`."""
@@ -174,6 +192,15 @@ class WarpTile:
         maxima = [reduce(values.maximum, c) for c in columns]
         across = tuple(d for d in (16, 8, 4, 2, 1) if d >= self.lanes)
         return reduce_scatter(maxima, values.maximum, across)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Eight columns of every `stride`-th row of a CTA tile, from `row` on, and the thread that holds these elements."""
+
+    row: Int32
+    col: Int32
+    thread: Int32
 
 
 @dataclass(frozen=True)
@@ -281,12 +308,15 @@ class RowAccess:
         for i in range(VECTOR):
             ptx.store_byte(row + i, codes[i // 4] >> Uint32(8 * (i % 4)), valid & (col + i < cols))
 
+    def words(self, values: Sequence[Any]) -> list[Any]:
+        """Eight fp32 values, rounded to this element type, as they lie in memory."""
+        if self.element_bits == 16:
+            return [ptx.pack_bf16(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        return [v.bitcast(Uint32) for v in values]
+
     def store_values(self, row: cute.Pointer, values: Sequence[Any], valid: Boolean) -> None:
         """Eight fp32 values, rounded to this element type, to `row` (a byte pointer to this lane's column)."""
-        if self.element_bits == 16:
-            words = [ptx.pack_bf16(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-        else:
-            words = [v.bitcast(Uint32) for v in values]
+        words = self.words(values)
         for i in range(0, len(words), 4):
             ptx.store_words(row + 4 * i, words[i : i + 4], valid)
 
@@ -309,6 +339,20 @@ class ScaleTile:
         offset = (thread & 31) * 16
         words = load_shared(self.smem + offset, 4)
         ptx.store_words(out + (tile_index * SCALE_TILE_BYTES + offset), words, (thread >= 0) & (thread < 32))
+
+    def flush_band(self, out: cute.Pointer, tile_index: Int64, band: Int32, *, columns: bool) -> None:
+        """What 32 rows of elements have of tile `tile_index` of blocked scales, staged as if it were band 0 of 4.
+
+        With blocks along the rows that is 32 rows of 4 bytes, else column `band`: neighbours store neighbouring bytes.
+        """
+        thread = Int32(ca.thread_idx()[0])
+        to = out + tile_index * SCALE_TILE_BYTES
+        if columns:
+            byte = cute.make_tensor(self.smem + (thread & 127) * 4, cute.make_layout(1))[0]
+            ptx.store_byte(to + (thread * 4 + band), byte, thread < ROWS)
+        else:
+            words = load_shared(self.smem + (thread & 31) * 16, 1)
+            ptx.store_words(to + (thread * 16 + band * 4), words, thread < BLOCK)
 
     def flush(
         self,
@@ -350,10 +394,32 @@ def scale_offset(r: Int32, c: Int32, cols: Int32, blocked: bool) -> Int64:
 
 @dataclass(frozen=True)
 class Target:
-    """Where one orientation goes: `data` points to this lane's column of row 0, `scales` stages the scale bytes."""
+    """Where one orientation goes; `scales` stages the scale bytes."""
+
+    scales: ScaleTile
+
+    def store(
+        self,
+        access: RowAccess,
+        step: int,
+        place: tuple[Int64, Int32, Int32],
+        codes: list[Uint32],
+        exists: Boolean,
+    ) -> None:
+        """Eight codes of a lane's row number `step`; `place`: the row's offset, the lane's column, the matrix's columns."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MemoryTarget(Target):
+    """Codes go straight to memory: `data` points to this lane's column of row 0."""
 
     data: cute.Pointer
-    scales: ScaleTile
+
+    def store(self, access, step, place, codes, exists) -> None:
+        """See Target."""
+        offset, col, cols = place
+        access.store_codes(self.data + offset, col, cols, codes, exists)
 
 
 @dataclass(frozen=True)
@@ -391,17 +457,17 @@ class TileQuantizer:
         row_factors: list[Any] = self._row_factors(row, steps) if row and together else []
         col_factors = self._col_factors(col) if col else []
         for s in steps:
-            offset = Int64(ids[s]) * Int64(cols)
+            place = Int64(ids[s]) * Int64(cols), at, cols
             values: Sequence[Any] = []
             if row:
                 factor = row_factors[s] if together else self._row_factors(row, [s])[0]
                 values = row[0].values(s)
                 codes = self.scaling.codes8(values, [factor] * VECTOR)
-                self.access.store_codes(row[1].data + offset, at, cols, codes, exists[s])
+                row[1].store(self.access, s, place, codes, exists[s])
             if col:
                 values = values if row and row[0] is col[0] else col[0].values(s)
                 codes = self.scaling.codes8(values, col_factors)
-                self.access.store_codes(col[1].data + offset, at, cols, codes, exists[s])
+                col[1].store(self.access, s, place, codes, exists[s])
 
     def _row_factors(self, row: tuple[Rows, Target], steps: Iterable[int]) -> list[Any]:
         """The factors of these rows' blocks; their scale bytes are staged."""

@@ -79,24 +79,6 @@ def address(x: Tensor | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTable:
-    """How to make the table of generic/groups.py for some `rows` and `groups` in `tiles` units of 128 rows."""
-
-    kernel: Callable[..., Any]
-    tiles: int
-    groups: int
-    rows: int
-
-    def make(self, offs: Tensor) -> Tensor:
-        """Launch the kernel that makes it."""
-        (table,) = empty([((self.tiles, 4), (4, 1), torch.int32)], offs.device)
-        launch(
-            self.kernel, offs.device, offs.data_ptr(), table.data_ptr(), self.groups, self.rows, self.tiles
-        )
-        return table
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A call worked out for its shapes. `kernel` None: there is nothing to launch."""
 
@@ -105,7 +87,6 @@ class Plan:
     outputs: tuple[Spec, ...]
     sizes: tuple[int, ...] = ()
     scratch: tuple[Spec, ...] = ()
-    table: GroupTable | None = None
     _dense: tuple[list, list] = field(init=False, default=([], []))
 
     def __post_init__(self):
@@ -118,11 +99,6 @@ class Plan:
     def allocate_scratch(self, device: torch.device) -> tuple[Tensor, ...]:
         """What the kernels need beside the outputs."""
         return empty(self._dense[1], device)
-
-    def make_table(self, offs: Tensor) -> Tensor:
-        """The group table of a plan that has one."""
-        assert self.table is not None
-        return self.table.make(offs)
 
 
 class MemoryBoundBackend:
@@ -174,24 +150,35 @@ class MemoryBoundBackend:
 
 
 def _quantize(plan: Plan, x: Tensor, offs: Tensor | None = None) -> tuple[Tensor, ...]:
-    table = None if offs is None or plan.kernel is None else plan.make_table(offs)
-    return _quantize_rows(plan, x, table)
+    out = plan.allocate(x.device)
+    if plan.kernel is not None:
+        scratch = plan.allocate_scratch(
+            x.device
+        )  # kept until the launch: an emulated one has no stream to order reuse
+        table = scratch[0].data_ptr() if scratch else 0
+        _launch_quantize(plan, x, out, table, address(offs), 0)
+    return out
 
 
-def _quantize_rows(
-    plan: Plan, x: Tensor, row_index: Tensor | None, weights: Tensor | None = None
+def _gather_quantize(
+    plan: Plan, x: Tensor, token_of: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """`row_index`: a group table, or token_of."""
-    device = x.device
-    out = plan.allocate(device)
-    if plan.kernel is None:
-        return out
+    out = plan.allocate(x.device)
+    if plan.kernel is not None:
+        _launch_quantize(plan, x, out, token_of.data_ptr(), 0, address(weights))
+    return out
+
+
+def _launch_quantize(
+    plan: Plan, x: Tensor, out: tuple[Tensor, ...], row_index: int, offs: int, weights: int
+) -> None:
+    """`row_index`: where a group table is to be, or token_of."""
+    assert plan.kernel is not None
     pointers = [t.data_ptr() for t in out]
     if len(pointers) == 2:
         row = plan.problem.orientation == "row"  # type: ignore[missing-attribute]
         pointers = [*pointers, 0, 0] if row else [0, 0, *pointers]
-    launch(plan.kernel, device, x.data_ptr(), address(row_index), address(weights), *pointers, *plan.sizes)
-    return out
+    launch(plan.kernel, x.device, x.data_ptr(), row_index, offs, weights, *pointers, *plan.sizes)
 
 
 def _route(plan: Plan, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,9 +230,9 @@ def _combine_backward(
 def _swiglu(plan: Plan, h: Tensor, offs: Tensor) -> Tensor | tuple[Tensor, ...]:
     out = plan.allocate(h.device)
     if plan.kernel is not None:
-        table = plan.make_table(offs)  # kept until the launch: an emulated one has no stream to order reuse
-        pointers = [t.data_ptr() for t in (h, table, *out)]
-        launch(plan.kernel, h.device, *pointers, *[0] * (4 - len(pointers)), *plan.sizes)
+        (table,) = plan.allocate_scratch(h.device)  # kept until the launch
+        pointers = [t.data_ptr() for t in (h, offs, table, *out)]
+        launch(plan.kernel, h.device, *pointers, *[0] * (5 - len(pointers)), *plan.sizes)
     return out[0] if len(out) == 1 else out
 
 
@@ -263,10 +250,11 @@ def _dswiglu(plan: Plan, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tens
         for scale in results[1::2]:
             scale.zero_()  # scale tiles wider than the matrix have bytes that no CTA writes
     pointers += [0] * (6 - len(pointers))
-    (shares,) = plan.allocate_scratch(device)
-    table = plan.make_table(offs)  # kept until the launch
-    inputs = [t.data_ptr() for t in (da, h, slot_weights, table)]
-    launch(plan.kernel, device, *inputs, *pointers, shares.data_ptr(), dw.data_ptr(), *plan.sizes)
+    (scratch,) = plan.allocate_scratch(device)  # kept until the launch
+    table = scratch.data_ptr()
+    shares = table + plan.sizes[0] // 128 * 16
+    inputs = [t.data_ptr() for t in (da, h, slot_weights, offs)]
+    launch(plan.kernel, device, *inputs, *pointers, table, shares, dw.data_ptr(), *plan.sizes)
     return out
 
 
@@ -282,8 +270,9 @@ def _kernel(module: str, name: str, target: str | None, *fields) -> Callable[...
     return jit.compiled(kernel, target, kernel.build)
 
 
-def _table(target: str | None, row_map: RowMap, tiles: int, groups: int, rows: int) -> GroupTable:
-    return GroupTable(_kernel("groups", "GroupTable", target, row_map), tiles, groups, rows)
+def _table(rows: int) -> Spec:
+    """Room for the table of generic/groups.py over so many output rows."""
+    return (-(-rows // 128), 4), torch.int32
 
 
 def _scaling(problem):
@@ -350,9 +339,9 @@ def _plan_quantize(problem: QuantizeProblem, target, shape, strides, aligned: bo
     vector = aligned and cols % 8 == 0 and all(p % 16 == 0 for p in pitches)
     source = "grouped" if groups else "dense"
     kernel, _ = _quantize_kernel(problem, target, vector, source, compact=compact)
-    sizes = out_rows, cols, pitches[-1], pitches[0] if batch else 0, batch[0] if batch else 1, -(-cols // 128)
-    table = _table(target, problem.row_map, out_rows // 128 + compact, groups, rows) if groups else None
-    return Plan(problem, kernel, outputs, sizes, table=table)
+    pitch = pitches[-1], pitches[0] if batch else 0
+    sizes = out_rows, cols, *pitch, batch[0] if batch else 1, -(-cols // 128), rows, groups
+    return Plan(problem, kernel, outputs, sizes, (_table(out_rows + 128 * compact),) if groups else ())
 
 
 def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned: bool, rows: int) -> Plan:
@@ -363,7 +352,7 @@ def _plan_gather_quantize(problem: GatherQuantizeProblem, target, shape, aligned
     _check_rows("token_of", rows)
     kernel, tile = _quantize_kernel(problem, target, aligned, "gather", weighted=problem.weighted)
     band = min(config.gather_quantize_band(tile), -(-cols // (128 * tile.strip)))
-    return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band))
+    return Plan(problem, kernel, outputs, (rows, cols, cols * problem.dtype.itemsize, 0, 1, band, 0, 0))
 
 
 def _plan_route(problem: RouteProblem, target, tokens: int) -> Plan:
@@ -423,8 +412,7 @@ def _plan_swiglu(problem: SwigluProblem, target, rows: int, double_width: int, g
     _check_rows("h", rows)
     tile = config.swiglu_tile(bits, problem.format is not None)
     kernel = _kernel("swiglu", "SwigluKernel", target, _scaling(problem), bits, blocked, tile)
-    table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
-    return Plan(problem, kernel, outputs, (rows, width), table=table)
+    return Plan(problem, kernel, outputs, (rows, width, groups), (_table(rows),))
 
 
 def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups: int) -> Plan:
@@ -441,11 +429,11 @@ def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups
         return Plan(problem, None, outputs)
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
     _check_rows("h", rows)
-    tile = config.dswiglu_tile(bits)
+    tile = config.dswiglu_tile(bits, quantized, columns)
     kernel = _kernel("dswiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
-    shares = ((tile.warps_over(width), rows), torch.float32)
-    table = _table(target, RowMap.ALIGNED, rows // 128, groups, rows)
-    return Plan(problem, kernel, outputs, (rows, width), (shares,), table)
+    # The group table, then the shares of dw, a line for each column of tiles.
+    scratch = ((rows // 128 * 4 + -(-width // tile.cols) * rows,), torch.int32)
+    return Plan(problem, kernel, outputs, (rows, width, groups), (scratch,))
 
 
 #: Op → its plan, what of its arguments the plan depends on, the call, and how many tensors are read 16 bytes at a time.
@@ -459,7 +447,7 @@ _OPS: dict[str, tuple[Callable[..., Plan], Callable[..., tuple], Callable[..., A
     "gather_quantize": (
         _plan_gather_quantize,
         lambda x, token_of, _: (x.shape, x.data_ptr() % 16 == 0, token_of.shape[0]),
-        _quantize_rows,
+        _gather_quantize,
         0,
     ),
     "route": (_plan_route, lambda ids: (ids.shape[0],), _route, 0),

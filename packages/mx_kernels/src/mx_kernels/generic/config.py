@@ -11,7 +11,8 @@ class TileConfig:
     """How a CTA tile is worked on.
 
     lanes: lanes of a warp side by side over a row, 8 columns each (see device/tile.py); also the rows a lane holds.
-    cols: width of the CTA tile, 128 rows high.
+    cols: width of the CTA tile.
+    height: its rows.
     min_blocks: CTAs that must fit on a multiprocessor: the register budget.
     strip: tiles that a CTA takes side by side; it copies the next one to shared memory while it works on one.
     """
@@ -20,15 +21,7 @@ class TileConfig:
     min_blocks: int
     cols: int = 128
     strip: int = 1
-
-    @property
-    def warps_across(self) -> int:
-        """Warps side by side over a CTA tile."""
-        return self.cols // (8 * self.lanes)
-
-    def warps_over(self, width: int) -> int:
-        """Warp tiles side by side over whole CTA tiles that cover `width` columns."""
-        return -(-width // self.cols) * self.warps_across
+    height: int = 128
 
 
 def quantize_tile(
@@ -57,20 +50,20 @@ def gather_quantize_band(tile: TileConfig) -> int:
 
 
 def swiglu_tile(element_bits: int, quantized: bool) -> TileConfig:
-    """Tile of the forward SwiGLU. Unquantised, the compiler works on more rows at once; so a lane holds fewer."""
-    if element_bits == 32:
-        return TileConfig(lanes=4, min_blocks=1)
-    return TileConfig(lanes=8, min_blocks=3) if quantized else TileConfig(lanes=4, min_blocks=2, cols=64)
+    """Tile of the forward SwiGLU. Unquantised, inputs and results wait in shared memory: many small CTAs."""
+    if quantized:
+        return TileConfig(lanes=4, min_blocks=1) if element_bits == 32 else TileConfig(lanes=8, min_blocks=3)
+    return TileConfig(lanes=4, min_blocks=4 if element_bits == 32 else 8, height=32)
 
 
-def dswiglu_tile(element_bits: int) -> TileConfig:
+def dswiglu_tile(element_bits: int, quantized: bool, columns: bool) -> TileConfig:
     """Tile of the backward SwiGLU: every lane holds three fp32 results for each element, so few elements.
 
-    Inputs wait in shared memory, not in registers.
+    Inputs and codes wait in shared memory. CTAs of four warps: at the barriers that this needs, larger ones wait longer.
     """
     if element_bits == 32:
-        return TileConfig(lanes=4, min_blocks=2, cols=32)
-    return TileConfig(lanes=4, min_blocks=2, cols=64)
+        return TileConfig(lanes=4, min_blocks=2, height=32)
+    return TileConfig(lanes=4, min_blocks=5 if quantized and columns else 4, height=32)
 
 
 #: Plain gather.

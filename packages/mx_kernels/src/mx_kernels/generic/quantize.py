@@ -12,6 +12,7 @@ import cutlass.cute as cute
 import cutlass.cute.arch as ca
 from cutlass import Boolean, Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
+from mx_core import RowMap
 
 from mx_kernels.device import ptx
 from mx_kernels.device.launch import carveout, fake_pointer, fake_stream
@@ -21,15 +22,16 @@ from mx_kernels.device.tile import (
     BLOCK,
     ROWS,
     SCALE_TILE_BYTES,
+    MemoryTarget,
     RowAccess,
     ScaleTile,
-    Target,
     TileQuantizer,
     WarpTile,
     WeightedRows,
     spread,
 )
 from mx_kernels.generic.config import TileConfig
+from mx_kernels.generic.groups import GroupTable
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,10 @@ class QuantizeKernel:
         inputs = [
             fake_pointer(Uint8, 16 if self.vector else 2),
             fake_pointer(Int32, 16),
+            fake_pointer(Int32),
             fake_pointer(Float32),
         ]
-        sizes = Int32(0), Int32(0), Int32(0), Int64(0), Int32(0), Int32(0)
+        sizes = Int32(0), Int32(0), Int32(0), Int64(0), Int32(0), Int32(0), Int32(0), Int32(0)
         return self, *inputs, *outputs, *sizes, fake_stream()
 
     @cute.jit
@@ -90,6 +93,7 @@ class QuantizeKernel:
         self,
         x: cute.Pointer,
         row_index: cute.Pointer,
+        offs: cute.Pointer,
         weights: cute.Pointer,
         row_data: cute.Pointer,
         row_scale: cute.Pointer,
@@ -101,12 +105,19 @@ class QuantizeKernel:
         batch_bytes: Int64,
         batch: Int32,
         band: Int32,
+        compact_rows: Int32,
+        groups: Int32,
         stream: cuda.CUstream,
     ):
         """X is read as bytes: `row_bytes`, `batch_bytes` from one row and one matrix to the next.
 
         The tiles are walked `band` strips of tiles wide: across, then down the rows, then the next band.
+        Grouped, `row_index` is scratch for the table that is made of offs (groups,) over `compact_rows` rows of x.
         """
+        if cutlass.const_expr(self.source == "grouped"):
+            row_map = RowMap.COMPACT if self.compact else RowMap.ALIGNED
+            tiles = cute.ceil_div(rows, ROWS) + self.compact
+            GroupTable(row_map)(offs, row_index, groups, compact_rows, tiles, stream)
         bands = cute.ceil_div(cute.ceil_div(cols, self.tile.cols * self.config.strip), band)
         self.kernel(
             x,
@@ -178,8 +189,8 @@ class QuantizeKernel:
             row_scales, col_scales = self.scale_tiles(smem, n)
             limit = access.limit(col, cols, end)
             TileQuantizer(self.scaling, tile, access)(
-                (values, Target(row_data + offset, row_scales)) if self.row else None,
-                (col_values, Target(col_data + offset, col_scales)) if self.col else None,
+                (values, MemoryTarget(row_scales, row_data + offset)) if self.row else None,
+                (col_values, MemoryTarget(col_scales, col_data + offset)) if self.col else None,
                 ids,
                 [i < limit for i in ids],
                 col,

@@ -1,7 +1,8 @@
 """SwiGLU over ALIGNED rows, quantised or plain, from one read of its input.
 
-The kernel takes tiles of 128 rows, of which the group table tells how many are real (generic/groups.py): the others come
-out as zeros, and a tile without any is left alone.
+The group table tells how many rows of a unit of 128 are real (generic/groups.py): the others come out as zeros, and a unit
+without any is left alone. Quantised, a CTA takes a unit and its rows wait in registers; plain, it takes a quarter, and rows
+and results wait in shared memory.
 """
 
 from dataclasses import dataclass
@@ -12,24 +13,28 @@ import cutlass.cute as cute
 import cutlass.cute.arch as ca
 from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
+from mx_core import RowMap
 
-from mx_kernels.device.launch import fake_pointer, fake_stream
+from mx_kernels.device.launch import carveout, fake_pointer, fake_stream
 from mx_kernels.device.mx import BlockScaling
+from mx_kernels.device.stage import Lookahead
 from mx_kernels.device.swiglu import any_deep, swiglu
 from mx_kernels.device.tile import (
     BLOCK,
     ROWS,
     SCALE_TILE_BYTES,
     ComputedRows,
+    MemoryTarget,
     RowAccess,
     Rows,
     ScaleTile,
-    Target,
     TileQuantizer,
     WarpTile,
 )
 from mx_kernels.generic.config import TileConfig
-from mx_kernels.generic.groups import real_rows
+from mx_kernels.generic.groups import GroupTable, real_rows
+
+GATE, UP = range(2)  # inputs
 
 
 @dataclass(frozen=True)
@@ -44,30 +49,49 @@ class SwigluKernel:
     @property
     def tile(self) -> WarpTile:
         """Who holds what."""
-        return WarpTile(self.config.lanes, self.config.cols)
+        return WarpTile(self.config.lanes, self.config.cols, self.config.height)
+
+    @property
+    def access(self) -> RowAccess:
+        """How a lane reads and writes."""
+        return RowAccess(self.element_bits, True)
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """Room for a tile of gate and up, of the plain form."""
+        return Lookahead(self.tile, self.access, 2)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Scale bytes, or the inputs."""
+        return self.lookahead.bytes if self.scaling is None else SCALE_TILE_BYTES
 
     def build(self):
         """Function and arguments for `jit.compiled`."""
-        pointers = [fake_pointer(Uint8, 16)] * 3
-        return self, pointers[0], fake_pointer(Int32, 16), *pointers[1:], Int32(0), Int32(0), fake_stream()
+        h, *out = [fake_pointer(Uint8, 16)] * 3
+        groups = fake_pointer(Int32), fake_pointer(Int32, 16)
+        return self, h, *groups, *out, Int32(0), Int32(0), Int32(0), fake_stream()
 
     @cute.jit
     def __call__(
         self,
         h: cute.Pointer,
+        offs: cute.Pointer,
         table: cute.Pointer,
         out: cute.Pointer,
         scale: cute.Pointer,
         rows: Int32,
         width: Int32,
+        groups: Int32,
         stream: cuda.CUstream,
     ):
-        """`rows` P, `width` H; h and out are pointers to bytes."""
+        """`rows` P, `width` H; h and out are pointers to bytes; table (P / 128, 4) is scratch."""
+        GroupTable(RowMap.ALIGNED)(offs, table, groups, rows, rows // ROWS, stream)
         self.kernel(h, table, out, scale, rows, width).launch(
-            grid=(cute.ceil_div(width, self.tile.cols), rows // ROWS, 1),
+            grid=(cute.ceil_div(width, self.tile.cols), ROWS // self.tile.height, rows // ROWS),
             block=(self.tile.threads, 1, 1),
             min_blocks_per_mp=self.config.min_blocks,
-            preferred_smem_carveout=16,
+            preferred_smem_carveout=carveout(self.smem_bytes, self.config.min_blocks),
             stream=stream,
         )
 
@@ -81,87 +105,89 @@ class SwigluKernel:
         rows: Int32,
         width: Int32,
     ):
-        scales = ScaleTile(SmemAllocator().allocate(SCALE_TILE_BYTES, 16))
-        tile_col, tile_row, _ = ca.block_idx()
-        real = real_rows(table, tile_row)
+        smem = SmemAllocator().allocate(self.smem_bytes, 16)
+        tile_col, band, unit = ca.block_idx()
+        real = real_rows(table, unit)
         if real > 0:
-            self.forward_tile(h, out, scales, tile_row, tile_col, real, width)
-            if cutlass.const_expr(self.scaling is not None):
+            real -= band * self.tile.height
+            at = unit * ROWS + band * self.tile.height, tile_col * self.tile.cols
+            if cutlass.const_expr(self.scaling is None):
+                self.plain_tile(h, smem, at, real, width)
                 ca.barrier()
-                blocks = width // BLOCK
-                per_tile = self.tile.cols // BLOCK
+                self.lookahead.flush(smem, GATE, out, at, (rows, width), width)
+            else:
+                self.quantized_tile(h, out, ScaleTile(smem), at, real, width)
+                ca.barrier()
+                blocks, per_tile = width // BLOCK, self.tile.cols // BLOCK
                 padded = cute.ceil_div(blocks, 4) * 4 if self.blocked else blocks
-                scales.flush(
-                    scale,
-                    (tile_row * ROWS, tile_col * per_tile),
-                    (rows, padded),
-                    blocks,
-                    self.blocked,
-                    per_tile,
-                )
+                first = unit * ROWS, tile_col * per_tile
+                ScaleTile(smem).flush(scale, first, (rows, padded), blocks, self.blocked, per_tile)
+
+    def rows_at(self, h, at, row, col, real, width):
+        """Pointers to gate and to up of the rows from `row` on at column `col` of the tile, and which of them are real."""
+        size, c = self.element_bits // 8, at[1] + col
+        some = self.access.limit(c, width, real)
+        gates = [h + (Int64(i) * (2 * width) + c) * size for i in self.tile.rows(at[0] + row)]
+        return gates, [p + Int64(width) * size for p in gates], [i < some for i in self.tile.rows(row)]
 
     @cute.jit
-    def forward_tile(
-        self,
-        h: cute.Pointer,
-        out: cute.Pointer,
-        scales: ScaleTile,
-        tile_row: Int32,
-        tile_col: Int32,
-        real: Int32,
-        width: Int32,
+    def plain_tile(self, h: cute.Pointer, stage: cute.Pointer, at: tuple, real: Int32, width: Int32):
+        """Copy gate and up, compute, put the results in gate's place."""
+        share = self.tile.whole_rows()
+        gates, ups, valid = self.rows_at(h, at, share.row, share.col, real, width)
+        for tensor, pointers in ((GATE, gates), (UP, ups)):
+            self.lookahead.copy(stage, tensor, pointers, valid, share.thread)
+        ca.cp_async_commit_group()
+        ca.cp_async_wait_group(0)
+        ca.barrier()
+        if any_deep(self.lookahead.rows(stage, GATE), self.tile.steps):
+            self.put_tile(stage, True)
+        else:
+            self.put_tile(stage, False)
+
+    @cute.jit
+    def put_tile(self, stage: cute.Pointer, deep: cutlass.Constexpr[bool]):
+        """Row by row: compute and put. `deep`: see device/swiglu.py."""
+        for s in cutlass.range_constexpr(self.tile.steps):
+            gate, up = (self.lookahead.values(stage, tensor, s) for tensor in (GATE, UP))
+            self.lookahead.put(stage, GATE, s, [swiglu(g, u, deep) for g, u in zip(gate, up, strict=True)])
+
+    @cute.jit
+    def quantized_tile(
+        self, h: cute.Pointer, out: cute.Pointer, scales: ScaleTile, at: tuple, real: Int32, width: Int32
     ):
         """Load gate and up of all rows, then compute, quantise and store row by row."""
-        tile, access = self.tile, RowAccess(self.element_bits, True)
-        size = self.element_bits // 8
-        local_row, local_col = tile.place()
-        col = tile_col * tile.cols + local_col
-        ids = tile.rows(tile_row * ROWS + local_row)
-        exists = [col < width] * tile.steps
-        some = access.limit(col, width, real)
-        valid = [r < some for r in tile.rows(local_row)]
-
-        pointers = [h + (Int64(i) * (2 * width) + col) * size for i in ids]
-        gates = access.as_rows([access.load(p, col, width, v) for p, v in zip(pointers, valid, strict=True)])
-        ups = access.as_rows(
-            [
-                access.load(p + Int64(width) * size, col, width, v)
-                for p, v in zip(pointers, valid, strict=True)
-            ]
+        local_row, local_col = self.tile.place()
+        gates, ups, valid = self.rows_at(h, at, local_row, local_col, real, width)
+        col = at[1] + local_col
+        gates, ups = (
+            self.access.as_rows([self.access.load(p, col, width, v) for p, v in zip(ps, valid, strict=True)])
+            for ps in (gates, ups)
         )
-
-        at = ids, exists, col
-        if any_deep(gates, tile.steps):
-            self.finish(gates, ups, out, scales, at, width, True)
+        place = self.tile.rows(at[0] + local_row), [col < width] * self.tile.steps, col
+        if any_deep(gates, self.tile.steps):
+            self.quantize(gates, ups, MemoryTarget(scales, out + col), place, width, True)
         else:
-            self.finish(gates, ups, out, scales, at, width, False)
+            self.quantize(gates, ups, MemoryTarget(scales, out + col), place, width, False)
 
     @cute.jit
-    def finish(
+    def quantize(
         self,
         gates: Rows,
         ups: Rows,
-        out: cute.Pointer,
-        scales: ScaleTile,
-        at: tuple,
+        target: MemoryTarget,
+        place: tuple,
         width: Int32,
         deep: cutlass.Constexpr[bool],
     ):
         """Compute, quantise and store row by row. `deep`: see device/swiglu.py."""
-        tile, access = self.tile, RowAccess(self.element_bits, True)
-        ids, exists, col = at
 
         def activate(s: int) -> list:
             return [swiglu(g, u, deep) for g, u in zip(gates.values(s), ups.values(s), strict=True)]
 
-        values = ComputedRows(activate)
-        if cutlass.const_expr(self.scaling is None):
-            size = self.element_bits // 8
-            for s in cutlass.range_constexpr(tile.steps):
-                access.store_values(out + (Int64(ids[s]) * width + col) * size, values.values(s), exists[s])
-        else:
-            quantizer = quantizer_of(self.scaling, tile, access)
-            quantizer((values, Target(out + col, scales)), None, ids, exists, col, width)
+        quantizer = quantizer_of(self.scaling, self.tile, self.access)
+        ids, exists, col = place
+        quantizer((ComputedRows(activate), target), None, ids, exists, col, width)
 
 
 def quantizer_of(scaling: BlockScaling | None, tile: WarpTile, access: RowAccess) -> TileQuantizer:
