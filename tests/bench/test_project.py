@@ -1,6 +1,8 @@
 """The projection: work is counted right, terms behave, the H200 is reproduced, and every line is called projected."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from mx_bench.cli import main
@@ -26,7 +28,7 @@ from mx_bench.project.model import (
     tiling,
 )
 from mx_bench.project.report import constants
-from mx_bench.results import Results, load
+from mx_bench.results import Measurement, Results, load
 from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES, MoEShape
 
 SHAPES = (*DESIGN_SHAPES, *MODEL_SHAPES)
@@ -283,3 +285,39 @@ def test_command_line_refuses_in_one_line(capsys):
     assert main(["project", "--shape", "nothing"]) == 2
     assert main(["project", "--against", "nowhere.json"]) == 2
     assert capsys.readouterr().err.count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("option", "idle"),
+    [
+        (["--against", "x.json"], ["--shape", "wide"]),
+        (["--against", "x.json"], ["--expert-share", "0.3"]),
+        (["--page", "x"], ["--machine", "B200"]),
+        (["--page", "x"], ["--shape", "wide"]),
+        (["--page", "x"], ["--against", "x.json"]),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(option, idle, capsys):
+    assert main(["project", *option, *idle]) == 2
+    assert f"{option[0]} does not take {idle[0]}" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough():
+    """`mx-bench project | head` ends without a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mx_bench", "project"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
+
+
+def test_a_memory_bound_case_of_an_unknown_kind():
+    unknown = Measurement("memory-bound", "sort, 65536", "ours", 1e-3, bytes=1e6)
+    with pytest.raises(ValueError, match=r"'sort, 65536': expected one that begins with"):
+        list(check.rows(Results({}).with_section("memory-bound", [unknown]), H200))

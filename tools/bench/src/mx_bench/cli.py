@@ -1,6 +1,7 @@
 """`mx-bench`, `mx-bench report RESULTS.json`, `mx-bench compare A.json B.json`, `mx-bench project`."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `mx-bench`."""
     args = _parser().parse_args(argv)
     try:
-        return args.function(args)
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
     except ValueError as error:
         print(f"mx-bench: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `mx-bench project | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at exit goes nowhere
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

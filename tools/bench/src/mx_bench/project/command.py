@@ -10,6 +10,8 @@ from mx_bench.shapes import DESIGN_SHAPES, MODEL_SHAPES, MoEShape
 
 SHAPES = {shape.name: shape for shape in (*DESIGN_SHAPES, *MODEL_SHAPES)}
 
+EXPERT_SHARE = 0.5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mx-bench project`."""
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", action="append", help=f"step by step: {', '.join(SHAPES)}; may be repeated"
     )
     parser.add_argument(
-        "--expert-share", type=float, default=0.5, help="experts' share of a BF16 training step"
+        "--expert-share", type=float, default=EXPERT_SHARE, help="experts' share of a BF16 training step"
     )
     parser.add_argument("--against", type=Path, help="results.json of a run: the model's error on every row")
     parser.add_argument(
@@ -32,10 +34,11 @@ def project(args: argparse.Namespace) -> int:
     """Print the tables that the arguments ask for, or write the page.
 
     Raises:
-        ValueError: a share, machine or shape that does not exist.
+        ValueError: a share, machine or shape that does not exist, or options of which one would do nothing.
     """
     if not 0 < args.expert_share < 1:
         raise ValueError(f"--expert-share: expected a share between 0 and 1, got {args.expert_share}")
+    _refuse_combinations(args)
     if args.page:
         for path in page.write(args.page, args.expert_share):
             print(f"projected | wrote {path}")
@@ -44,8 +47,9 @@ def project(args: argparse.Namespace) -> int:
     shapes = [_shape(name) for name in args.shape or (DESIGN_SHAPES[1].name,)]
     tables = []
     if args.against:
+        measured = load(args.against)
         for machine in machines:
-            rows = list(check.rows(load(args.against), machine))
+            rows = list(check.rows(measured, machine))
             tables.append(
                 report.errors(rows, f"{args.against} against the times projected for {machine.name}")
             )
@@ -57,6 +61,22 @@ def project(args: argparse.Namespace) -> int:
         tables.append(report.constants(machines))
     print("\nprojected |\n".join("\n".join(table.lines()) for table in tables))
     return 0
+
+
+def _refuse_combinations(args: argparse.Namespace) -> None:
+    given = {
+        "--machine": args.machine,
+        "--shape": args.shape,
+        "--expert-share": args.expert_share != EXPERT_SHARE,
+        "--against": args.against,
+    }
+    for option, without in (
+        ("--page", ("--machine", "--shape", "--against")),
+        ("--against", ("--shape", "--expert-share")),
+    ):
+        idle = [name for name in without if given[name]]
+        if getattr(args, option[2:]) and idle:
+            raise ValueError(f"{option} does not take {' or '.join(idle)}")
 
 
 def _trust() -> report.Table:
