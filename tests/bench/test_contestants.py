@@ -218,18 +218,15 @@ def test_torch_scaled_grouped_mm(mode, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_grouped_mm", scaled_grouped_mm, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     inputs = gemm_inputs(mode)
-    on_gpu = GemmInputs(mode, inputs.sets, inputs.scaled, OnGpu(inputs.offs), inputs.sizes)
+    on_gpu = GemmInputs(mode, inputs.sets, inputs.scaled, inputs.offs.as_subclass(OnGpu), inputs.sizes)
     (call,) = torch_scaled.gemm(on_gpu).values()
     assert checked(inputs, call) is None
 
 
-class OnGpu:
-    """An int32 CPU tensor that says it is on a GPU."""
+class OnGpu(Tensor):
+    """A CPU tensor that says it is on a GPU."""
 
-    is_cuda, device = True, torch.device("cpu")
-
-    def __init__(self, tensor: Tensor):
-        self.tensor = tensor
+    is_cuda = True
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
-from mx_core import MXTensor
+from mx_core import MXTensor, groups
 from torch import Tensor
-
-ALIGN = 128
+from torch.nn.functional import pad
 
 LayerCall = tuple[Callable[[], Tensor], tuple[Tensor, ...]]
 """The layer's forward, and the tensors whose gradients its backward computes."""
@@ -33,31 +31,27 @@ class GemmInputs:
     @cached_property
     def aligned_sizes(self) -> list[int]:
         """Rows of every group with its padding."""
-        return [-(-size // ALIGN) * ALIGN for size in self.sizes]
+        return [groups.aligned_rows(size, 1) for size in self.sizes]
 
     @property
     def aligned_rows(self) -> int:
         """Rows that ALIGNED data use."""
         return sum(self.aligned_sizes)
 
-    @cached_property
+    @property
     def aligned_offs(self) -> Tensor:
         """int32 (E,): ends of the groups in ALIGNED rows."""
-        return self.ends(self.aligned_sizes)[1:]
+        return self.cu_seqlens_aligned[1:]
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """int32 (E+1,): starts of the COMPACT groups and the end of the last."""
-        return self.ends(self.sizes)
+        return pad(self.offs, (1, 0))
 
     @cached_property
     def cu_seqlens_aligned(self) -> Tensor:
         """int32 (E+1,): the same of the ALIGNED groups."""
-        return self.ends(self.aligned_sizes)
-
-    def ends(self, sizes: Sequence[int]) -> Tensor:
-        """int32: 0 and the cumulative sums."""
-        return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=self.offs.device)
+        return groups.aligned_offs(self.offs)
 
 
 @dataclass(frozen=True)
