@@ -8,6 +8,7 @@ import pytest
 import torch
 from emulator.conformance.dsl import example
 from emulator.core.ptx_kernel import run
+from ptxsim import __main__
 
 SCHEDULES = ("early", "late", "random")
 ME = ".reg .b32 cta; mov.u32 cta, %ctaid.x; setp.eq.u32 p, cta, 0; shl.b32 t0, tx, 2; cvt.u64.u32 w, t0; add.u64 w, a0, w; "
@@ -89,6 +90,20 @@ def test_tensor_stores_of_two_ctas() -> None:
         d = gemm.gemm(*operands, gemm.BlockscaledGemm(1), max_ctas=3)
     assert gpu.launches[-1].config.grid == (3, 1, 1)
     assert torch.equal(d, gemm.reference(*operands).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("options", [[], ["--global-races"]])
+def test_the_command_line_asks_for_it(monkeypatch, options) -> None:
+    asked = {}
+
+    def gpu(*_, **kwargs):
+        asked.update(kwargs)
+        raise InterruptedError
+
+    monkeypatch.setattr(__main__.api, "gpu", gpu)
+    with pytest.raises(InterruptedError):
+        __main__.main(["run", *options, "script.py"])
+    assert asked["global_races"] == bool(options)
 
 
 STORES = {

@@ -19,6 +19,9 @@ def _options(parser: argparse.ArgumentParser, schedule: str) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-checks", action="store_true", help="no race detection")
     parser.add_argument(
+        "--global-races", action="store_true", help="also races in global memory between clusters"
+    )
+    parser.add_argument(
         "--allow-uninitialized", action="store_true", help="reads of memory nobody wrote are no error"
     )
 
@@ -56,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         checks=not args.no_checks,
         uninitialized=not args.allow_uninitialized,
         trace=recorder,
+        global_races=args.global_races,
     )
     sys.argv = [args.script, *args.arguments]
     sys.path.insert(0, str(Path(args.script).resolve().parent))
