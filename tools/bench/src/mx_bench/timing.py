@@ -65,8 +65,9 @@ def race(
 def _device_turn(call: Callable[[int], object], number: int, calls: int) -> float:
     """Seconds between device events around `calls` calls, queued back to back."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The device is kept busy while the host queues the turn, so that no launch gap is timed.
-    torch.cuda._sleep(200_000)
+    # The device is kept busy for half a millisecond while the host queues the turn, so that no launch gap is timed: a slow
+    # host's first call after a wait has been seen to take more than a tenth.
+    torch.cuda._sleep(1_000_000)
     start.record()
     for i in range(calls):
         call(number + i)
