@@ -4,6 +4,7 @@ Nothing here imports the DSL.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -19,7 +20,7 @@ OUT_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
-class GemmVariant:
+class GemmVariant(ABC):
     """Everything that a compiled GEMM depends on; sizes are dynamic.
 
     An architecture's `GemmKey` has the type of its tile, what follows from it, and the tiles that its kernel cannot do.
@@ -105,9 +106,9 @@ class GemmVariant:
             return "wgrad of MXFP8 operands: expected ALIGNED rows (a scale block must not span two experts), got COMPACT"
         return None
 
+    @abstractmethod
     def why_impossible_tile(self) -> str | None:
         """The reason why this tile gives no kernel, or None."""
-        raise NotImplementedError
 
 
 class GemmSizes(NamedTuple):

@@ -107,7 +107,7 @@ class GemmKey(GemmVariant):
     @property
     def b_stages(self) -> int:
         """Tiles of B that stand dequantised in shared memory."""
-        return 3 if self.scaled else 0
+        return 4 if self.scaled else 0
 
     @cached_property
     def stages(self) -> int:
@@ -152,6 +152,7 @@ TILES = (
         for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
     ),
     TileConfig(128, 192),
+    TileConfig(128, 192, cluster_n=2),
 )
 
 
@@ -173,10 +174,12 @@ def choose_tile(mode: str, scaled: bool, rows: int, groups: int, columns: int) -
         if mode != "wgrad" and few_rows:
             return TileConfig(128, 128)
         return TileConfig(256, 128)
-    if mode == "wgrad" and few_rows:
-        return TileConfig(128, 128, cluster_n=2)
+    if mode == "wgrad":
+        return TileConfig(128, 128, cluster_m=2)
     if columns <= 128:
         return TileConfig(256, 128)
+    if mode == "dgrad" and few_rows and -columns % 384 <= -columns % 256:
+        return TileConfig(128, 192, cluster_n=2)
     return TileConfig(128, 256, cluster_m=1 if few_rows else 2)
 
 
@@ -191,7 +194,7 @@ def likely_rows(problem: GemmProblem, rows: int, groups: int) -> int:
 #: only converts moves, and how much longer than the product of BF16 operands that of MXFP8 operands takes.
 BF16_FLOPS = 750e12
 CONVERTED_BYTES = 3.9e12
-IN_LOOP = {"fprop": 0.30, "dgrad": 0.38, "wgrad": 0.60}
+IN_LOOP = {"fprop": 0.25, "dgrad": 0.28, "wgrad": 0.60}
 
 
 def dequantize_first(mode: str, rows: int, groups: int, n: int, k: int) -> bool:

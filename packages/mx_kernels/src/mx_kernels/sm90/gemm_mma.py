@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Uint32
+from cutlass import BFloat16, Boolean, Constexpr, Float16, Float32, Int32, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import warpgroup
 
@@ -14,7 +14,7 @@ from mx_kernels.sm90.gemm_epilogue import EpilogueRole
 from mx_kernels.sm90.gemm_operands import OperandRole
 from mx_kernels.sm90.gemm_scale_range import next_tops
 
-TURN_BARRIER = 3  # named barriers 3 and 4; 1 and 2 are the epilogue's
+STEPS = TILE_K // 16  # of a K tile, one wgmma each for 64 rows
 MAX_POWER = 126  # 2^±MAX_POWER are normal FP32 numbers
 
 
@@ -50,9 +50,8 @@ class MmaRole(OperandRole, EpilogueRole):
         for k_tile in cutlass.range(k_tiles, unroll=1):
             ab_pipe.consumer_wait(state)
             if busy:
-                self.issue(
-                    mma, acc, tCrA[(None, None, None, state.index)], tCrB[(None, None, None, state.index)]
-                )
+                stage = (None, None, None, state.index)
+                self.issue(mma, acc, tCrA[stage], tCrB[stage], range(STEPS))
             state.advance()
             if k_tile > 0:
                 warpgroup.wait_group(1)
@@ -84,8 +83,6 @@ class MmaRole(OperandRole, EpilogueRole):
         work, work_state = next_work(work_pipe, work_state, sWork)
         half[0].set(warpgroup.Field.ACCUMULATE, True)
         full[0].set(warpgroup.Field.ACCUMULATE, True)
-        if group == 1:
-            self.turn(0).arrive()  # the first one begins
         while work.k_tiles >= 0:
             top, top_state = next_tops(top_pipe, top_state, sTop)
             acc.fill(0.0)
@@ -96,13 +93,7 @@ class MmaRole(OperandRole, EpilogueRole):
                 self.scale_sums(acc, top)
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
-        if group == 0:
-            self.turn(0).arrive_and_wait()  # the turn that nobody takes
         arch.cp_async_bulk_wait_group(0, read=True)
-
-    def turn(self, group) -> pipeline.NamedBarrier:
-        """The barrier at which a consumer warpgroup waits until the other one has issued its wgmmas."""
-        return pipeline.NamedBarrier(barrier_id=TURN_BARRIER + group, num_threads=CONSUMERS * 128)
 
     @cute.jit
     def multiply_scaled(self, pipes, half, full, acc, a, k_tiles: Int32, top, busy):
@@ -120,41 +111,53 @@ class MmaRole(OperandRole, EpilogueRole):
         tCrA_words = cute.recast_tensor(tCrA, Uint32)
         tCrB = mma.make_fragment_B(thread.partition_B(sB))
         tCrB_half = half_mma.make_fragment_B(thread.partition_B(sB_half))
-        group = self.consumer_group()
-        first_row = group * rows
-        own_turn, other_turn = self.turn(group), self.turn(1 - group)
+        first_row = self.consumer_group() * rows
         done = b_state.clone()
         for k_tile in cutlass.range(k_tiles, unroll=1):
             ab_pipe.consumer_wait(state)
-            codes = self.a_codes(sCodes[(None, None, state.index)])
-            scales = self.a_scales(sScale[(None, None, state.index)], first_row, k_tile % 2 * 2)
-            # ptxas serialises wgmmas if A's registers are written while any are in flight, whichever they read. So this
-            # warpgroup converts while the other one's wgmmas run: they take turns, or both would convert at a time.
-            warpgroup.wait_group(0)
-            if k_tile > 0:
-                self.release(b_pipe, done)
-                done.advance()
-            if busy:
+            loaded = (
+                self.a_codes(sCodes[(None, None, state.index)]),
+                self.a_scales(sScale[(None, None, state.index)], first_row, k_tile % 2 * 2),
+            )
+            if cutlass.const_expr(self.key.a_transposed):
+                # In halves, as below, ptxas runs out of registers.
+                warpgroup.wait_group(0)
                 if top.near:
-                    self.a_fragment(codes, scales, tCrA_words, top.a, Float16)
+                    self.a_fragment(loaded, tCrA_words, top.a, Float16, range(STEPS))
                 else:
-                    self.a_fragment(codes, scales, tCrA_words, top.a, BFloat16)
+                    self.a_fragment(loaded, tCrA_words, top.a, BFloat16, range(STEPS))
             arch.sync_warp()
             ab_pipe.consumer_release(state)
             b_pipe.consumer_wait(b_state)
-            own_turn.arrive_and_wait()
+            place = (None, None, None, b_state.index)
             if busy:
                 if top.near:
-                    self.issue(half_mma, acc, tCrA_half, tCrB_half[(None, None, None, b_state.index)])
+                    self.multiply_tile(half_mma, acc, tCrA_half, tCrB_half[place], tCrA_words, top.a, loaded)
                 else:
-                    self.issue(mma, acc, tCrA, tCrB[(None, None, None, b_state.index)])
-            other_turn.arrive()
+                    self.multiply_tile(mma, acc, tCrA, tCrB[place], tCrA_words, top.a, loaded)
+            if k_tile > 0:
+                self.release(b_pipe, done)
+                done.advance()
             state.advance()
             b_state.advance()
         warpgroup.wait_group(0)
         if k_tiles > 0:
             self.release(b_pipe, done)
         return state, b_state
+
+    @cute.jit
+    def multiply_tile(self, mma, acc, tCrA, tCrB, tCrA_words, top: Int32, loaded):
+        """One K tile in two halves, each converted while wgmmas of the half before run.
+
+        ptxas lets them run on as long as nothing but a wait stands between a conversion and its wgmmas: no branch, no other loads.
+        """
+        parts = 1 if self.key.a_transposed else 2
+        for part in cutlass.range_constexpr(parts):
+            steps = range(part * STEPS // parts, (part + 1) * STEPS // parts)
+            if cutlass.const_expr(not self.key.a_transposed):
+                warpgroup.wait_group(1)  # what reads this half's registers is done; the half before may run
+                self.a_fragment(loaded, tCrA_words, top, mma.op.a_dtype, steps)
+            self.issue(mma, acc, tCrA, tCrB, steps)
 
     @cute.jit
     def has_rows(self, work: Work, group: Int32, cta):
@@ -166,10 +169,10 @@ class MmaRole(OperandRole, EpilogueRole):
         return first < work.length
 
     @cute.jit
-    def issue(self, mma, acc, tCrA, tCrB):
-        """The wgmmas of one K tile, as one group."""
+    def issue(self, mma, acc, tCrA, tCrB, steps: Constexpr[range]):
+        """The wgmmas of these steps of a K tile, as one group."""
         warpgroup.fence()
-        for k in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        for k in steps:
             cute.gemm(mma, acc, tCrA[(None, None, k)], tCrB[(None, None, k)], acc)
         warpgroup.commit_group()
 

@@ -42,79 +42,100 @@ class OperandRole(ScaleRangeRole):
         b_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.b_stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
         top_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, top_pipe.num_stages)
+        codes = cute.make_rmem_tensor((16,), Uint32)
+        scales = cute.make_rmem_tensor((1 if self.key.b_k_major else 8,), Uint32)
+        loaded = (codes, scales)
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
             top, top_state = next_tops(top_pipe, top_state, sTop)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.consumer_wait(state)
-                b_pipe.producer_acquire(b_state)
-                codes, scales = sCodes[(None, None, state.index)], sScale[(None, None, state.index)]
-                tile = sB[(None, None, b_state.index)]
-                first_block = k_tile % 2 * 2  # a tile of scales covers two K tiles
-                if top.near:
-                    self.dequantize_tile(codes, scales, first_block, tile, top.b, Float16)
-                else:
-                    self.dequantize_tile(codes, scales, first_block, tile, top.b, BFloat16)
-                arch.fence_proxy("async.shared", space="cta")
+                # Before the wait for room: by then the codes have come.
+                self.load_b(sCodes, sScale[(None, None, state.index)], state.index, k_tile % 2 * 2, loaded)
                 arch.sync_warp()
                 ab_pipe.consumer_release(state)
-                with arch.elect_one():
-                    b_pipe.producer_commit(b_state)
                 state.advance()
+                b_pipe.producer_acquire(b_state)
+                if top.near:
+                    self.store_b(loaded, sB, b_state.index, top.b, Float16)
+                else:
+                    self.store_b(loaded, sB, b_state.index, top.b, BFloat16)
+                arch.fence_proxy("async.shared", space="cta")
+                arch.sync_warp()
+                self.commit(b_pipe, b_state)
                 b_state.advance()
             work, work_state = next_work(work_pipe, work_state, sWork)
 
     @cute.jit
-    def dequantize_tile(self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]):
-        """One K tile of B. tile: (tile_n, TILE_K) of any 16-bit type."""
+    def commit(self, pipe, state):
+        """One arrival for each warp."""
+        with arch.elect_one():
+            pipe.producer_commit(state)
+
+    @cute.jit
+    def load_b(self, sCodes: cute.Tensor, scales: cute.Tensor, stage: Int32, first_block: Int32, loaded):
+        """A thread's codes and scales of one K tile of B. scales: of one stage; loaded: (16 words, scale bytes or pairs).
+
+        K-major: a row's 64 codes and its two scales. MN-major: 8 neighbouring rows at 8 K positions of one block, and those
+        rows' scales; 16 threads cover 128 rows.
+        """
+        codes, scale = loaded
+        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
         if cutlass.const_expr(self.key.b_k_major):
-            self.dequantize_k_major(codes, scales, first_block, tile, top, element)
+            scale[0] = self.scale_pair(scales, thread, first_block)
+            row = sCodes[(thread, None, stage)]
+            vectors = [self.load_words(self.vector(row, 16, j), 16) for j in range(4)]
         else:
-            self.dequantize_mn_major(codes, scales, first_block, tile, top, element)
-
-    @cute.jit
-    def dequantize_k_major(
-        self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]
-    ):
-        """A thread takes whole rows: 64 codes, two scales."""
-        fp8 = self.key.fp8("b")
-        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
-        for step in cutlass.range_constexpr(self.key.tile.tile_n // DEQUANTIZE_THREADS):
-            row = thread + step * DEQUANTIZE_THREADS
-            both_blocks = self.scale_pair(scales, row, first_block)
-            scale = [scale_factor(pair_byte(both_blocks, block), top, element, fp8) for block in range(2)]
-            words = [self.load_words(self.vector(codes[(row, None)], 16, j), 16) for j in range(4)]
-            for s in cutlass.range_constexpr(4):
-                pairs = [dequantize_fp8x4(words[j][s], [scale[j // 2]] * 4, element, fp8) for j in range(4)]
-                for h in cutlass.range_constexpr(2):
-                    self.put_words(
-                        [pairs[j][h] for j in range(4)], self.vector(tile[(row, None)], 8, 2 * s + h)
-                    )
-
-    @cute.jit
-    def dequantize_mn_major(
-        self, codes, scales, first_block: Int32, tile, top: Int32, element: Constexpr[type]
-    ):
-        """A thread takes 8 neighbouring rows at 8 K positions of one block: 8 scales; 16 threads cover 128 rows."""
-        fp8 = self.key.fp8("b")
-        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
-        block, quarter = thread // 64, thread // 16 % 4
-        for step in cutlass.range_constexpr(self.key.tile.tile_n // 128):
-            row = thread % 16 * 8 + step * 128
-            scale = [
-                scale_factor(self.scale_byte(scales, row + r, first_block + block), top, element, fp8)
-                for r in range(8)
+            group = thread % 16
+            first = scale_place(8 * group) + first_block + thread // 64
+            for r in cutlass.range_constexpr(8):
+                scale[r] = Uint32(scales[first + 16 * r, 0])  # 16 bytes to the next of 32 rows
+            # A line of shared memory is a K position of 128 rows. Every 8 lines the swizzle is the same again, and the places
+            # are constants apart: the compiler, which sees a swizzle in every address, would compute each anew.
+            tile = self.unswizzled(sCodes, Uint8)[(None, stage)]
+            places = [swizzled(self.position(i), group // 2) * 2 + group % 2 for i in range(2)]
+            vectors = [
+                self.load_words(self.vector(tile, 8, places[i % 2] + i // 2 * 128), 8) for i in range(8)
             ]
-            # All loads first: none may pass a store, whose address could be its own.
-            positions = [block * 32 + quarter + 4 * i for i in range(8)]
-            words = [self.load_words(self.vector(codes[(None, k)], 8, row // 8), 8) for k in positions]
-            for i in cutlass.range_constexpr(8):
+        for i, word in enumerate(word for vector in vectors for word in vector):
+            codes[i] = word
+
+    @cute.jit
+    def store_b(self, loaded, sB: cute.Tensor, stage: Int32, top: Int32, element: Constexpr[type]):
+        """The same, dequantised, to a stage of B. sB: (tile_n, TILE_K, stages) of any 16-bit type."""
+        codes, scales = loaded
+        fp8 = self.key.fp8("b")
+        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
+        if cutlass.const_expr(self.key.b_k_major):
+            row = sB[(thread, None, stage)]
+            scale = [scale_factor(pair_byte(scales[0], block), top, element, fp8) for block in range(2)]
+            for s in cutlass.range_constexpr(4):
                 pairs = [
-                    pair
-                    for half in range(2)
-                    for pair in dequantize_fp8x4(words[i][half], scale[4 * half : 4 * half + 4], element, fp8)
+                    dequantize_fp8x4(codes[4 * j + s], [scale[j // 2]] * 4, element, fp8) for j in range(4)
                 ]
-                self.put_words(pairs, self.vector(tile[(None, self.slot(positions[i]))], 8, row // 8))
+                for h in cutlass.range_constexpr(2):
+                    self.put_words([pairs[j][h] for j in range(4)], self.vector(row, 8, 2 * s + h))
+        else:
+            group = thread % 16
+            tile = self.unswizzled(sB, BFloat16)[(None, stage)]  # a line: a K position of 64 rows
+            scale = [scale_factor(scales[r], top, element, fp8) for r in range(8)]
+            for i in cutlass.range_constexpr(8):
+                low = dequantize_fp8x4(codes[2 * i], scale[:4], element, fp8)
+                high = dequantize_fp8x4(codes[2 * i + 1], scale[4:], element, fp8)
+                near, lines = (i % 2, i // 2 * 8) if self.key.a_transposed else (i // 4 * 4, i % 4 * 16)
+                place = swizzled(self.slot(self.position(near)) + group // 8 * TILE_K, group % 8)
+                self.put_words(low + high, self.vector(tile, 8, place + 8 * lines))
+
+    def position(self, i: int) -> Int32:
+        """MN-major: the i-th K position of this thread in a K tile."""
+        thread = arch.thread_idx()[0] % DEQUANTIZE_THREADS
+        return thread // 64 * 32 + thread // 16 % 4 + 4 * i
+
+    def unswizzled(self, s: cute.Tensor, element: type) -> cute.Tensor:
+        """The memory of (rows, TILE_K, stages) as (elements, stages), without its swizzle."""
+        stages = cute.size(s, mode=[2])
+        pointer = cute.recast_ptr(s.iterator, dtype=element)
+        return cute.make_tensor(pointer, cute.make_layout((cute.size(s) // stages, stages)))
 
     @cute.jit
     def slot(self, k: Int32) -> Int32:
@@ -163,52 +184,57 @@ class OperandRole(ScaleRangeRole):
         ]
 
     @cute.jit
-    def a_fragment(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
-        """Codes and scales → wgmma's A registers. fragment: words ((1, row half, K half), wgmma, K step)."""
-        if cutlass.const_expr(self.key.a_transposed):
-            self.a_fragment_mn_major(codes, scales, fragment, top, element)
-        else:
-            self.a_fragment_k_major(codes, scales, fragment, top, element)
+    def a_fragment(
+        self, loaded, fragment: cute.Tensor, top: Int32, element: Constexpr[type], steps: Constexpr[range]
+    ):
+        """Codes and scales → wgmma's A registers of these K steps. fragment: words ((1, row half, K half), wgmma, K step)."""
+        codes, scales = loaded
+        for step in steps:
+            if cutlass.const_expr(self.key.a_transposed):
+                self.a_step_mn_major(codes, scales, fragment, top, element, step)
+            else:
+                self.a_step_k_major(codes, scales, fragment, top, element, step)
 
     @cute.jit
-    def a_fragment_k_major(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
+    def a_step_k_major(
+        self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type], step: Constexpr[int]
+    ):
         fp8 = self.key.fp8("a")
         for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
             for half in cutlass.range_constexpr(2):
                 scale = scale_factor(scales[2 * t + half], top, element, fp8)
-                for s in cutlass.range_constexpr(TILE_K // 16):
-                    pairs = dequantize_fp8x4(codes[2 * t + half][s], [scale] * 4, element, fp8)
-                    for h in cutlass.range_constexpr(2):
-                        fragment[((0, half, h), t, s)] = pairs[h]
+                pairs = dequantize_fp8x4(codes[2 * t + half][step], [scale] * 4, element, fp8)
+                for h in cutlass.range_constexpr(2):
+                    fragment[((0, half, h), t, step)] = pairs[h]
 
     @cute.jit
-    def a_fragment_mn_major(self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type]):
+    def a_step_mn_major(
+        self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type], step: Constexpr[int]
+    ):
         fp8 = self.key.fp8("a")
-        for block in cutlass.range_constexpr(2):
-            scale = [scale_factor(pair_byte(scales[r], block), top, element, fp8) for r in range(4)]
-            for s in cutlass.range_constexpr(2 * block, 2 * block + 2):
-                for h in cutlass.range_constexpr(2):
-                    low, high = codes[4 * s + 2 * h], codes[4 * s + 2 * h + 1]
-                    for t in cutlass.range_constexpr(2):
-                        # Rows 2t and 2t + 1, each with its two K positions side by side.
-                        both = interleave_bytes(low, high, upper=t == 1)
-                        first, second = scale[2 * t], scale[2 * t + 1]
-                        pairs = dequantize_fp8x4(both, [first, first, second, second], element, fp8)
-                        for half in cutlass.range_constexpr(2):
-                            fragment[((0, half, h), t, s)] = pairs[half]
+        scale = [scale_factor(pair_byte(scales[r], step // 2), top, element, fp8) for r in range(4)]
+        for h in cutlass.range_constexpr(2):
+            low, high = codes[4 * step + 2 * h], codes[4 * step + 2 * h + 1]
+            for t in cutlass.range_constexpr(2):
+                # Rows 2t and 2t + 1, each with its two K positions side by side.
+                both = interleave_bytes(low, high, upper=t == 1)
+                first, second = scale[2 * t], scale[2 * t + 1]
+                pairs = dequantize_fp8x4(both, [first, first, second, second], element, fp8)
+                for half in cutlass.range_constexpr(2):
+                    fragment[((0, half, h), t, step)] = pairs[half]
 
     # shared memory ----------------------------------------------------------------------------------------------------
 
     @cute.jit
     def scale_byte(self, scales: cute.Tensor, row: Int32, block: Int32) -> Uint32:
         """scales: (512, tiles) bytes of one stage, blocked 128 x 4."""
-        return Uint32(scales[row % 32 * 16 + row % 128 // 32 * 4 + block, row // 128])
+        return Uint32(scales[scale_place(row) + block, row // 128])
 
     @cute.jit
     def scale_pair(self, scales: cute.Tensor, row: Int32, first_block: Int32) -> Uint32:
         """The scale bytes of a row's blocks `first_block` (even) and the next, in the low 16 bits."""
         pairs = cute.recast_tensor(scales, Uint16)
-        return Uint32(pairs[row % 32 * 8 + row % 128 // 32 * 2 + first_block // 2, row // 128])
+        return Uint32(pairs[(scale_place(row) + first_block) // 2, row // 128])
 
     @cute.jit
     def vector(self, x: cute.Tensor, count: Constexpr[int], index: Int32) -> cute.Tensor:
@@ -230,6 +256,16 @@ class OperandRole(ScaleRangeRole):
         for i in cutlass.range_constexpr(len(words)):
             values[i] = words[i]
         cute.autovec_copy(cute.recast_tensor(values, BFloat16), target)
+
+
+def scale_place(row: Int32) -> Int32:
+    """Where a row's four scales begin in its tile of 128 rows."""
+    return row % 32 * 16 + row % 128 // 32 * 4
+
+
+def swizzled(line: Int32, chunk: Int32) -> Int32:
+    """Which 16 bytes of shared memory hold the chunk-th 16 of a line of 128, swizzled over 128 bytes."""
+    return line * 8 + (chunk ^ line % 8)
 
 
 def pair_byte(pair: Uint32, block: int) -> Uint32:
