@@ -148,8 +148,8 @@ def test_hopper_measures_what_has_a_kernel(monkeypatch):
 
     from kernels.gemm_cases import Gemm
 
-    mx = GemmProblem("wgrad", "mxfp8_e4m3", "mxfp8_e4m3", torch.float32)
-    assert {(tile.tile_m, tile.tile_n) for tile in gemm_backend._candidates(mx)} == {(256, 128)}
+    mx = GemmProblem("dgrad", "mxfp8_e4m3", "mxfp8_e4m3", torch.float32)
+    assert {(tile.tile_m, tile.tile_n) for tile in gemm_backend._candidates(mx)} == {(256, 128), (128, 128)}
     plain = GemmProblem("fprop", "bf16", "bf16", torch.bfloat16)
     assert gemm_backend._candidates(plain) == config.TILES
 

@@ -63,7 +63,7 @@ def test_random_operands_within_the_measured_bound(mode, formats):
     check_random(Gemm(mode, (700, 0, 33, 1024), 512, 768, formats, out_dtype=torch.float32), device="cuda")
 
 
-@pytest.mark.parametrize("mode", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("mode", ["fprop", "dgrad"])
 def test_f16_and_bf16_operands_give_the_same_bits(mode, monkeypatch):
     """In the loop: one block of zeros has a scale near the others, then one so far away that its tiles take BF16 operands."""
     case = Gemm(mode, (700, 0, 33, 1024), 512, 768, (E4M3, E4M3), out_dtype=torch.float32)

@@ -20,11 +20,12 @@ FEW_ROWS = {
     scaled: choose_tile("fprop", scaled, rows=16384, groups=128, columns=2048) for scaled in (False, True)
 }
 KEYS = [
-    *(key(mode, format) for mode in ("fprop", "dgrad", "wgrad") for format in ("bf16", E4M3)),
+    *(key(mode) for mode in ("fprop", "dgrad", "wgrad")),
+    *(key(mode, E4M3) for mode in ("fprop", "dgrad")),
     key("fprop", tile=FEW_ROWS[False]),
     key("dgrad", E4M3, tile=FEW_ROWS[True]),
     key("fprop", out_dtype="fp32", aligned=False),
-    key("wgrad", E4M3, out_dtype="fp32", accumulate=True),
+    key("wgrad", out_dtype="fp32", accumulate=True),
 ]
 
 
@@ -33,9 +34,7 @@ def test_no_spills_and_asynchronous_wgmmas(key, tmp_path, capfd):
     options = f"--gpu-arch sm_90a --keep-ptx --dump-dir {tmp_path} remarks{{ptx}}"
     compiled = cute.compile(*GroupedGemm(key).build(), options=options)
     report = "".join(capfd.readouterr())
-    # MXFP8 wgrad in the loop, which only small experts take, keeps addresses of its FP32 epilogue in local memory.
-    allowed = 80 if key.a_transposed and key.out_dtype == "fp32" else 0
-    assert all(int(spilled) <= allowed for spilled in re.findall(r"(\d+) bytes spill", report)), report
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     assert "serialized" not in report, report
     assert "setmaxnreg" not in report, report  # "'setmaxnreg' ignored"
     ptx = compiled.__ptx__
@@ -58,7 +57,6 @@ def test_stages_fill_shared_memory():
     [
         ({"mode": "fprop", "format": "mxfp4"}, "takes bf16, mxfp8_e4m3, mxfp8_e5m2 operands, got mxfp4"),
         ({"mode": "fprop", "format": E4M3, "tile": TileConfig(128, 256)}, "tile_n: expected 128"),
-        ({"mode": "wgrad", "format": E4M3, "tile": TileConfig(128, 128)}, "tile_m: wgrad of MXFP8"),
         ({"mode": "wgrad", "format": E4M3, "aligned": False}, "expected ALIGNED rows"),
         ({"mode": "fprop", "tile": TileConfig(256, 256)}, "accumulators"),
         (

@@ -110,11 +110,6 @@ def fp8x4_to_f16(codes: Uint32, scales: list[Uint32], fp8: str) -> list[Uint32]:
     )
 
 
-def interleave_bytes(low: Uint32, high: Uint32, upper: bool) -> Uint32:
-    """Bytes 0 and 1 (`upper`: 2 and 3) of both words: low 0, high 0, low 1, high 1."""
-    return bytes_of(low, high, 0x7362 if upper else 0x5140)
-
-
 def bytes_of(low: Uint32, high: Uint32, selector: int) -> Uint32:
     """Four of the eight bytes, by the nibbles of `selector` from the lowest."""
     return ca.inline_ptx(

@@ -23,7 +23,7 @@ from cutlass.memory import SmemAllocator
 from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, Extent, TileOrder, schedule
 from mx_kernels.device.gemm_tensors import gemm_tensors
 from mx_kernels.device.launch import fake_pointer, fake_stream
-from mx_kernels.sm90.config import CONSUMERS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey
+from mx_kernels.sm90.config import CONSUMERS, MMA_ROWS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey
 from mx_kernels.sm90.gemm_load import LoadRole, Loads
 from mx_kernels.sm90.gemm_mma import MmaRole
 from mx_kernels.sm90.gemm_role import Cta
@@ -45,6 +45,7 @@ class GroupedGemm(LoadRole, MmaRole):
     """Kernel of one GemmKey. Compile an instance with `cute.compile`; every size is dynamic."""
 
     def __init__(self, key: GemmKey):
+        assert not (key.scaled and key.groups_along_k), "operands of this wgrad are dequantised first"
         self.key = key
         self.out_type = OUT_TYPES[key.out_dtype]
         self.threads = (1 + key.scaled + CONSUMERS) * WARPGROUP
@@ -105,8 +106,8 @@ class GroupedGemm(LoadRole, MmaRole):
             if key.accumulate
             else cpasync.CopyBulkTensorTileS2GOp(),
             mD,
-            self.store_layout(key.store_rows, 3),
-            (key.store_rows, key.store_n, 1),
+            self.store_layout(MMA_ROWS, 3),
+            (MMA_ROWS, key.store_n, 1),
         )
         a_tiles, b_tiles, dequantized, gOffs = None, None, None, None
         if cutlass.const_expr(key.scaled):
@@ -292,9 +293,9 @@ class GroupedGemm(LoadRole, MmaRole):
         op = warpgroup.MmaF16BF16Op(
             element,
             Float32,
-            (64, self.key.tile.tile_n, 16),
+            (MMA_ROWS, self.key.tile.tile_n, 16),
             warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
-            major[self.key.a_k_major or self.key.scaled],
+            major[self.key.a_k_major],
             major[self.key.b_k_major],
         )
         return cute.make_tiled_mma(cute.make_mma_atom(op))

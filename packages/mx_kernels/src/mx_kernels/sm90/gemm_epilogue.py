@@ -21,8 +21,7 @@ class EpilogueRole(GemmRole):
     """Mixin of GroupedGemm.
 
     A slab is the 64 rows of one wgmma by one swizzle row of columns. The ragged descriptor drops what lies past the
-    group's end, the tensor's own edge what lies past N. Where the rows of two wgmmas are interleaved (gemm_operands.py),
-    a slab holds both, and each accumulator row goes to its own place in it.
+    group's end, the tensor's own edge what lies past N.
     """
 
     @cute.jit
@@ -33,7 +32,7 @@ class EpilogueRole(GemmRole):
         """
         key = self.key
         slabs_n = key.tile.tile_n // key.store_n
-        slabs_m = key.rows_per_consumer // key.store_rows
+        slabs_m = key.rows_per_consumer // MMA_ROWS
         n_tile = work.n_tile * key.tile.cluster_n + cta.n
         m_tile = work.m_tile * key.tile.cluster_m + cta.m
         gD = self.d_tiles(mD, work)
@@ -45,7 +44,7 @@ class EpilogueRole(GemmRole):
                 in_flight = key.store_stages - 1
                 if cutlass.const_expr(slab == 0 and slabs_m * slabs_n % key.store_stages):
                     in_flight = 0
-                sSlab = cute.local_tile(sD, (key.store_rows, key.store_n), (buffer, 0))
+                sSlab = cute.local_tile(sD, (MMA_ROWS, key.store_n), (buffer, 0))
                 row = (m_tile * 2 + group) * slabs_m + m
                 gSlab = gD[(None, None, row, n_tile * slabs_n + n)]
                 self.store_slab(acc, m, n, group, sSlab, store, gSlab, in_flight)
@@ -63,14 +62,13 @@ class EpilogueRole(GemmRole):
         barrier.arrive_and_wait()
         copy = self.slab_copy()
         thread = copy.get_slice(arch.thread_idx()[0] % 128)
-        values = 2 * 2 * (key.store_n // 8)  # of a thread, for the 64 rows of one wgmma
-        for block in cutlass.range_constexpr(key.store_rows // MMA_ROWS):
-            first = (m * (key.store_rows // MMA_ROWS) + block) * (key.tile.tile_n // 2) + n * values
-            source = cute.make_tensor(acc.iterator + first, cute.make_layout(values))
-            rounded = cute.make_rmem_tensor(source.shape, self.out_type)
-            rounded.store(source.load().to(self.out_type))
-            target = thread.partition_D(self.mma_rows(sSlab, block))
-            cute.copy(copy, cute.make_tensor(rounded.iterator, cute.make_layout(target.shape)), target)
+        values = 2 * 2 * (key.store_n // 8)  # of a thread
+        first = m * (key.tile.tile_n // 2) + n * values
+        source = cute.make_tensor(acc.iterator + first, cute.make_layout(values))
+        rounded = cute.make_rmem_tensor(source.shape, self.out_type)
+        rounded.store(source.load().to(self.out_type))
+        target = thread.partition_D(sSlab)
+        cute.copy(copy, cute.make_tensor(rounded.iterator, cute.make_layout(target.shape)), target)
         arch.fence_proxy("async.shared", space="cta")
         barrier.arrive_and_wait()
         if leader:
@@ -79,14 +77,6 @@ class EpilogueRole(GemmRole):
             )
             cute.copy(store, s, g)
             arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def mma_rows(self, sSlab: cute.Tensor, block: Constexpr[int]) -> cute.Tensor:
-        """The slab's 64 rows that a wgmma's accumulators belong to, in the wgmma's own order."""
-        if cutlass.const_expr(not self.key.a_transposed):
-            return sSlab
-        rows = cute.make_layout((8, 2, 4), stride=(4, 1, 32))  # lane / 4, half of the 16 rows, warp
-        return cute.composition(cute.domain_offset((2 * block, 0), sSlab), (rows, None))
 
     def slab_copy(self) -> cute.TiledCopy:
         """The accumulators of 64 rows, as one wgmma leaves them, to shared memory."""
@@ -114,4 +104,4 @@ class EpilogueRole(GemmRole):
             if cutlass.const_expr(self.order.aligned):
                 length = cute.ceil_div(length, UNIT) * UNIT
             view = ragged_rows(mD, work.start, length, 0)
-        return cute.local_tile(view, (self.key.store_rows, self.key.store_n), (None, None))
+        return cute.local_tile(view, (MMA_ROWS, self.key.store_n), (None, None))

@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Boolean, Constexpr, Float16, Float32, Int32, Uint32
+from cutlass import Boolean, Constexpr, Float16, Float32, Int32, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import warpgroup
 
@@ -119,13 +119,6 @@ class MmaRole(OperandRole, EpilogueRole):
                 self.a_codes(sCodes[(None, None, state.index)]),
                 self.a_scales(sScale[(None, None, state.index)], first_row, k_tile % 2 * 2),
             )
-            if cutlass.const_expr(self.key.a_transposed):
-                # In halves, as below, ptxas runs out of registers.
-                warpgroup.wait_group(0)
-                if top.near:
-                    self.a_fragment(loaded, tCrA_words, top.a, Float16, range(STEPS))
-                else:
-                    self.a_fragment(loaded, tCrA_words, top.a, BFloat16, range(STEPS))
             arch.sync_warp()
             ab_pipe.consumer_release(state)
             b_pipe.consumer_wait(b_state)
@@ -151,12 +144,10 @@ class MmaRole(OperandRole, EpilogueRole):
 
         ptxas lets them run on as long as nothing but a wait stands between a conversion and its wgmmas: no branch, no other loads.
         """
-        parts = 1 if self.key.a_transposed else 2
-        for part in cutlass.range_constexpr(parts):
-            steps = range(part * STEPS // parts, (part + 1) * STEPS // parts)
-            if cutlass.const_expr(not self.key.a_transposed):
-                warpgroup.wait_group(1)  # what reads this half's registers is done; the half before may run
-                self.a_fragment(loaded, tCrA_words, top, mma.op.a_dtype, steps)
+        for half in cutlass.range_constexpr(2):
+            steps = range(half * STEPS // 2, (half + 1) * STEPS // 2)
+            warpgroup.wait_group(1)  # what reads this half's registers is done; the half before may run
+            self.a_fragment(loaded, tCrA_words, top, mma.op.a_dtype, steps)
             self.issue(mma, acc, tCrA, tCrB, steps)
 
     @cute.jit

@@ -2,15 +2,10 @@
 
 `element` is that type, and `top` the largest scale byte of the operand's tile (gemm_scale_range.py).
 
-A needs no order of its own along K as long as B has the same one, so each thread reads what is cheap to read.
-
-K-major A (fprop, dgrad): wgmma wants of thread (i, j) = (lane / 4, lane % 4), for K slot 16s + 8h + 2j + p, the row i.
-It reads 16 consecutive codes of the row, those at 16j, and uses code 4s + 2h + p for that slot: `natural` K = 16j + 4s +
-2h + p sits in slot 16s + 8h + 2j + p, and the four K steps of a tile share one 16-byte load per row.
-
-MN-major A (wgrad): a word holds 4 consecutive rows at one K. The rows of a tile need no order either, as long as the
-epilogue knows it: row 4 (i + 8 warp) + 2t + h of a warpgroup's 128 stands in row (i + 8h) of the warp's part of wgmma t,
-so that a thread's four rows are the four codes of a word. K keeps its natural order.
+A needs no order of its own along K as long as B has the same one, so each thread reads what is cheap to read. wgmma wants of
+thread (i, j) = (lane / 4, lane % 4), for K slot 16s + 8h + 2j + p, the row i. It reads 16 consecutive codes of the row, those
+at 16j, and uses code 4s + 2h + p for that slot: K = 16j + 4s + 2h + p sits in slot 16s + 8h + 2j + p, and the four K steps of
+a tile share one 16-byte load per row.
 """
 
 import cutlass
@@ -20,7 +15,7 @@ from cutlass import BFloat16, Constexpr, Float16, Int32, Uint8, Uint16, Uint32
 from cutlass.cute import arch
 
 from mx_kernels.device.gemm_scheduler import next_work
-from mx_kernels.device.wgmma_dequantize import dequantize_fp8x4, interleave_bytes, scale_factor
+from mx_kernels.device.wgmma_dequantize import dequantize_fp8x4, scale_factor
 from mx_kernels.sm90.config import MMA_ROWS, TILE_K
 from mx_kernels.sm90.gemm_scale_range import ScaleRangeRole, next_tops
 
@@ -122,7 +117,7 @@ class OperandRole(ScaleRangeRole):
             for i in cutlass.range_constexpr(8):
                 low = dequantize_fp8x4(codes[2 * i], scale[:4], element, fp8)
                 high = dequantize_fp8x4(codes[2 * i + 1], scale[4:], element, fp8)
-                near, lines = (i % 2, i // 2 * 8) if self.key.a_transposed else (i // 4 * 4, i % 4 * 16)
+                near, lines = i // 4 * 4, i % 4 * 16
                 place = swizzled(self.slot(self.position(near)) + group // 8 * TILE_K, group % 8)
                 self.put_words(low + high, self.vector(tile, 8, place + 8 * lines))
 
@@ -140,8 +135,6 @@ class OperandRole(ScaleRangeRole):
     @cute.jit
     def slot(self, k: Int32) -> Int32:
         """Where A's order puts position k of a K tile."""
-        if cutlass.const_expr(self.key.a_transposed):
-            return k
         j, s, h, p = k // 16, k // 4 % 4, k // 2 % 2, k % 2
         return 16 * s + 8 * h + 2 * j + p
 
@@ -149,18 +142,9 @@ class OperandRole(ScaleRangeRole):
 
     @cute.jit
     def a_codes(self, codes: cute.Tensor):
-        """What a thread reads of a K tile, 16 words. codes: (rows, TILE_K) of this warpgroup.
-
-        K-major: 4 neighbouring words for each (wgmma, row half). MN-major: one for each (K step, K half, K position).
-        """
+        """What a thread reads of a K tile: 4 neighbouring words for each (wgmma, row half). codes: (rows, TILE_K) of its warpgroup."""
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
-        if cutlass.const_expr(self.key.a_transposed):
-            return [
-                self.load_words(self.vector(codes[(None, 8 * step + 2 * j + p)], 4, i + 8 * warp), 4)[0]
-                for step in range(TILE_K // 8)
-                for p in range(2)
-            ]
         return [
             self.load_words(self.vector(codes[(MMA_ROWS * t + 16 * warp + 8 * half + i, None)], 16, j), 16)
             for t in range(self.key.rows_per_consumer // MMA_ROWS)
@@ -169,14 +153,9 @@ class OperandRole(ScaleRangeRole):
 
     @cute.jit
     def a_scales(self, scales: cute.Tensor, first_row: Int32, first_block: Int32):
-        """The thread's scale bytes of one K tile. K-major: one for each (wgmma, row half), of the block that its codes
-        lie in. MN-major: those of both blocks for each of four rows, in pairs.
-        """
+        """The thread's scale bytes of one K tile: one for each (wgmma, row half), of the block that its codes lie in."""
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
-        if cutlass.const_expr(self.key.a_transposed):
-            row = first_row + 4 * (i + 8 * warp)
-            return [self.scale_pair(scales, row + r, first_block) for r in range(4)]
         return [
             self.scale_byte(scales, first_row + MMA_ROWS * t + 16 * warp + 8 * half + i, first_block + j // 2)
             for t in range(self.key.rows_per_consumer // MMA_ROWS)
@@ -189,39 +168,14 @@ class OperandRole(ScaleRangeRole):
     ):
         """Codes and scales → wgmma's A registers of these K steps. fragment: words ((1, row half, K half), wgmma, K step)."""
         codes, scales = loaded
-        for step in steps:
-            if cutlass.const_expr(self.key.a_transposed):
-                self.a_step_mn_major(codes, scales, fragment, top, element, step)
-            else:
-                self.a_step_k_major(codes, scales, fragment, top, element, step)
-
-    @cute.jit
-    def a_step_k_major(
-        self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type], step: Constexpr[int]
-    ):
         fp8 = self.key.fp8("a")
         for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
             for half in cutlass.range_constexpr(2):
                 scale = scale_factor(scales[2 * t + half], top, element, fp8)
-                pairs = dequantize_fp8x4(codes[2 * t + half][step], [scale] * 4, element, fp8)
-                for h in cutlass.range_constexpr(2):
-                    fragment[((0, half, h), t, step)] = pairs[h]
-
-    @cute.jit
-    def a_step_mn_major(
-        self, codes, scales, fragment: cute.Tensor, top: Int32, element: Constexpr[type], step: Constexpr[int]
-    ):
-        fp8 = self.key.fp8("a")
-        scale = [scale_factor(pair_byte(scales[r], step // 2), top, element, fp8) for r in range(4)]
-        for h in cutlass.range_constexpr(2):
-            low, high = codes[4 * step + 2 * h], codes[4 * step + 2 * h + 1]
-            for t in cutlass.range_constexpr(2):
-                # Rows 2t and 2t + 1, each with its two K positions side by side.
-                both = interleave_bytes(low, high, upper=t == 1)
-                first, second = scale[2 * t], scale[2 * t + 1]
-                pairs = dequantize_fp8x4(both, [first, first, second, second], element, fp8)
-                for half in cutlass.range_constexpr(2):
-                    fragment[((0, half, h), t, step)] = pairs[half]
+                for step in steps:
+                    pairs = dequantize_fp8x4(codes[2 * t + half][step], [scale] * 4, element, fp8)
+                    for h in cutlass.range_constexpr(2):
+                        fragment[((0, half, h), t, step)] = pairs[h]
 
     # shared memory ----------------------------------------------------------------------------------------------------
 

@@ -28,11 +28,8 @@ class GemmRole:
 
     def sfa_place(self, work: Work, m_tile: Int32):
         """Where the scales of A's tile begin: (R tile, C tile, group)."""
-        if self.key.groups_along_k:
-            return m_tile * self.key.sfa_tiles, work.unit, Int32(0)
         return work.unit + m_tile * self.key.sfa_tiles, Int32(0), Int32(0)
 
     def sfb_place(self, work: Work, n_tile: Int32):
         """Where the scales of B's tile begin: (R tile, C tile, group)."""
-        row = n_tile * self.key.sfb_tiles
-        return (row, work.unit, Int32(0)) if self.key.groups_along_k else (row, Int32(0), work.group)
+        return n_tile * self.key.sfb_tiles, Int32(0), work.group

@@ -63,13 +63,15 @@ class ScaleRangeRole(GemmRole):
     def scales_of_tile(self, operand: Constexpr[str], work: Work, extent: Extent, cta):
         """Where an operand's scales for a tile of work begin, their R tiles, and how many rows and blocks are real."""
         tile = self.key.tile
-        m_extent, k_extent = work.length, extent.k
-        if cutlass.const_expr(self.key.groups_along_k):
-            m_extent, k_extent = extent.m, work.length
-        blocks = cutlass.min(cute.ceil_div(k_extent, BLOCK_SIZE), work.k_tiles * (TILE_K // BLOCK_SIZE))
+        blocks = cutlass.min(cute.ceil_div(extent.k, BLOCK_SIZE), work.k_tiles * (TILE_K // BLOCK_SIZE))
         m_tile, n_tile = work.m_tile * tile.cluster_m + cta.m, work.n_tile * tile.cluster_n + cta.n
         if cutlass.const_expr(operand == "a"):
-            return self.sfa_place(work, m_tile), self.key.sfa_tiles, m_extent - m_tile * tile.tile_m, blocks
+            return (
+                self.sfa_place(work, m_tile),
+                self.key.sfa_tiles,
+                work.length - m_tile * tile.tile_m,
+                blocks,
+            )
         return self.sfb_place(work, n_tile), self.key.sfb_tiles, extent.n - n_tile * tile.tile_n, blocks
 
     @cute.jit
