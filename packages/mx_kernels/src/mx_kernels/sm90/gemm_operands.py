@@ -169,10 +169,10 @@ class OperandRole(ScaleRangeRole):
         """Codes and scales → wgmma's A registers of these K steps. fragment: words ((1, row half, K half), wgmma, K step)."""
         codes, scales = loaded
         fp8 = self.key.fp8("a")
-        for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
-            for half in cutlass.range_constexpr(2):
-                scale = scale_factor(scales[2 * t + half], top, element, fp8)
-                for step in steps:
+        for step in steps:
+            for t in cutlass.range_constexpr(self.key.rows_per_consumer // MMA_ROWS):
+                for half in cutlass.range_constexpr(2):
+                    scale = scale_factor(scales[2 * t + half], top, element, fp8)
                     pairs = dequantize_fp8x4(codes[2 * t + half][step], [scale] * 4, element, fp8)
                     for h in cutlass.range_constexpr(2):
                         fragment[((0, half, h), t, step)] = pairs[h]
