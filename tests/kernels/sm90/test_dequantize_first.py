@@ -48,8 +48,9 @@ def test_without_groups(emulated_gpu, mode):
     assert torch.equal(case.run(a, b), case.expected(a, b).float())
 
 
-def test_tiles_to_measure_are_those_of_bf16(emulated_gpu, monkeypatch):
+def test_tiles_to_measure_are_those_of_bf16(emulated_gpu, monkeypatch, tmp_path):
     """Operands are dequantised once, and then multiplied by every candidate and by the one that was chosen."""
+    monkeypatch.setenv("MX_CACHE_DIR", str(tmp_path))  # where nothing has been chosen yet
     gpu = emulated_gpu("sm_90a", sms=2)
     measured = []
 
