@@ -1,8 +1,11 @@
 """Results as a terminal table, a Markdown page and bar charts against the machine's ceilings."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
+from math import ceil, sqrt
 from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
 from rich.table import Table
 
@@ -100,29 +103,67 @@ def pyplot():
 
 
 def charts(results: Results, folder: Path) -> list[Path]:
-    """One bar chart a section: each contestant's share of the ceiling. Sections without a roofline get none."""
+    """One picture a section: a panel for each case, a bar for each contestant, its share of the ceiling.
+
+    Sections without a roofline get none.
+    """
     plt = pyplot()
     written = []
     for section, measurements in by_section(results):
-        bars = [
-            (f"{m.case}  {m.contestant}", floor / m.seconds)
-            for m in measurements
-            if m.seconds and (floor := floor_seconds(m, results))
-        ]
-        if section == "ceilings" or not bars:
+        panels = list(_panels(measurements, results))
+        if section == "ceilings" or not panels:
             continue
-        names, shares = zip(*reversed(bars), strict=True)
-        figure, axes = plt.subplots(figsize=(9, 0.6 + 0.28 * len(bars)), layout="constrained")
-        axes.barh(names, shares, color=["#2a78d6" if "ours" in name else "#b9bec6" for name in names])
-        axes.axvline(1.0, color="#444", linewidth=1, linestyle="--")
-        axes.set_xlabel("share of the ceiling (larger of bytes / copy rate and FLOP / dense BF16 rate)")
-        axes.set_title(f"{section} on {results.machine.get('device')}", loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
+        columns = min(3, ceil(sqrt(len(panels))))
+        rows, bars = -(-len(panels) // columns), max(len(panel) for _, panel in panels)
+        size = 4.8 * columns, 0.6 + rows * (0.6 + 0.22 * bars)
+        figure, grid = plt.subplots(
+            rows, columns, figsize=size, squeeze=False, sharex=True, layout="constrained"
+        )
+        for axes, (case, panel) in zip_longest(grid.flat, panels, fillvalue=("", [])):
+            _draw(axes, case, panel)
+        figure.suptitle(f"{section} on {results.machine.get('device')}", x=0.01, ha="left")
+        figure.supxlabel(
+            "share of the ceiling: the larger of bytes / copy rate and FLOP / dense BF16 rate", fontsize=9
+        )
         path = folder / f"{section.replace(' ', '_')}.png"
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=110)
         plt.close(figure)
         written.append(path)
     return written
+
+
+Panel = list[tuple[str, float, float]]
+"""Contestant, seconds, share of the ceiling."""
+
+
+def _panels(measurements: list[Measurement], results: Results) -> Iterator[tuple[str, Panel]]:
+    for case, contestants in groupby(measurements, key=lambda m: m.case):
+        panel = [
+            (m.contestant, m.seconds, floor / m.seconds)
+            for m in contestants
+            if m.seconds and (floor := floor_seconds(m, results))
+        ]
+        if panel:
+            yield case, panel
+
+
+def _draw(axes: Any, case: str, panel: Panel) -> None:
+    """Bars from top to bottom with the time in each; nothing at all if there are none."""
+    if not panel:
+        axes.axis("off")
+        return
+    names, seconds, shares = zip(*panel, strict=True)
+    colours = ["#2a78d6" if name.startswith("ours") else "#b9bec6" for name in names]
+    bars = axes.barh(range(len(names)), shares, color=colours)
+    labels = [duration(s) for s in seconds]
+    axes.bar_label(bars, labels, padding=3, fontsize=7, bbox={"color": "white", "pad": 0.5})
+    axes.set_yticks(range(len(names)), ["\n".join(wrap(name, 24)) for name in names], fontsize=7)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="#444", linewidth=1, linestyle="--", zorder=0)
+    axes.set_title("\n".join(wrap(case, 58)), fontsize=8, loc="left")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xlim(0, max(1.2, *(share + 0.2 for share in shares)))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def comparison_table(comparison: Comparison) -> Table:
