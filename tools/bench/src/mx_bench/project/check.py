@@ -31,7 +31,7 @@ PASS_KINDS = (
 )
 """Kind of overhead (`machines.OVERHEAD`) of each memory-bound case, by the start of its name; the first match counts."""
 
-TAIL = "groups of 38 to 1868 rows: 576 tiles for 132 SMs, some do 5 and some 4; the model spreads memory over all of it"
+TAIL = "groups of 38 to 1868 rows: rounds of tiles that are partly empty; the model overlaps them with memory completely"
 OUTSIDE = {(gemm.SECTION, gemm.SHAPES[2].case_name("dgrad", gemm.SKEW), "ours BF16"): TAIL}
 """Rows of MEASURED that the model misses by more than TOLERANCE, each with its reason."""
 
