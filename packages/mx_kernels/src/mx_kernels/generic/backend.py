@@ -41,13 +41,13 @@ MAX_ROWS = 65535 * 128
 #: Shape and dtype of a tensor to allocate.
 Spec = tuple[tuple[int, ...], torch.dtype]
 
-#: Allocates on the current CUDA device, past the dispatcher: a third of torch.empty's host time. What torch.compile's code calls.
+#: Allocates on the current CUDA device, past the dispatcher: a third of torch.empty's host time. Compiled code calls it.
 _empty_strided_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def empty(specs: list[tuple], device: torch.device) -> tuple[Tensor, ...]:
-    """Uninitialised tensors of these (shape, strides, dtype); a CUDA device is the current one."""
-    if device.type == "cuda" and _empty_strided_cuda:
+    """Uninitialised tensors of these (shape, strides, dtype) on this device."""
+    if device.type == "cuda" and _empty_strided_cuda and device.index == torch._C._cuda_getDevice():
         return tuple([_empty_strided_cuda(*spec) for spec in specs])
     return tuple([torch.empty_strided(s, strides, dtype=d, device=device) for s, strides, d in specs])
 
@@ -152,9 +152,8 @@ class MemoryBoundBackend:
 def _quantize(plan: Plan, x: Tensor, offs: Tensor | None = None) -> tuple[Tensor, ...]:
     out = plan.allocate(x.device)
     if plan.kernel is not None:
-        scratch = plan.allocate_scratch(
-            x.device
-        )  # kept until the launch: an emulated one has no stream to order reuse
+        # Kept until the launch: an emulated one has no stream to order reuse.
+        scratch = plan.allocate_scratch(x.device)
         table = scratch[0].data_ptr() if scratch else 0
         _launch_quantize(plan, x, out, table, address(offs), 0)
     return out
