@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 import torch
 from mx_core import MXFP8_E4M3, MXFP8_E5M2, MXTensor, RowMap, ScaleLayout, decode
+from mx_core.quantize import linear_scale
+from mx_core.scale_layout import to_blocked
 from mx_kernels.sm90 import config
 from mx_kernels.sm90.config import TileConfig
 from support.bounds import assert_sum_error
@@ -245,3 +247,27 @@ def test_rows_that_the_copy_engine_cannot_address_are_refused(emulated_gpu):
     ):
         case.run(a, b, out=out)
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("mode", ["fprop", "wgrad"])  # in the loop, and before it
+def test_scales_that_are_not_aligned_are_refused(emulated_gpu, mode, operand):
+    gpu = emulated_gpu("sm_90a", sms=SMS)
+    case = Gemm(mode, (16,), 64, 32, (E4M3, E4M3))
+    operands = [with_blocked_scales(x) for x in case.operands()]
+    x = operands["ab".index(operand)]
+    moved = torch.empty(x.scale.numel() + 1, dtype=torch.uint8)[1:].view(x.scale.shape)
+    operands["ab".index(operand)] = dataclasses.replace(x, scale=moved.copy_(x.scale))
+    out = poison(*case.shape, dtype=BF16)
+    with pytest.raises(
+        ValueError, match=rf"{operand}_scale: expected an address that is a multiple of 16 bytes"
+    ):
+        case.run(*operands, out=out)
+    assert out.isnan().all()
+    assert not gpu.launches
+
+
+def with_blocked_scales(x: MXTensor) -> MXTensor:
+    """The same values with the scales that kernels read."""
+    scale = to_blocked(linear_scale(x))
+    return dataclasses.replace(x, scale=scale, layout=ScaleLayout.BLOCKED_128X4)

@@ -137,11 +137,19 @@ def gemm_result(problem: GemmProblem, sizes: GemmSizes, a: Tensor, out: Tensor |
     return a.new_empty((rows, n if problem.mode == "fprop" else k), dtype=problem.out_dtype)
 
 
-def check_gemm_alignment(backend: str, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """ValueError unless every row of a, b and out is a multiple of 16 bytes and starts at one."""
+def check_gemm_alignment(
+    backend: str, a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor | None, out: Tensor
+) -> None:
+    """ValueError unless every row of a, b and out is a multiple of 16 bytes and starts at one, as the scales do."""
     for name, x in (("a", a), ("b", b), ("out", out)):
         if x.shape[-1] * x.element_size() % ALIGN_BYTES or x.data_ptr() % ALIGN_BYTES:
             raise ValueError(
                 f"{name}: expected rows and an address that are multiples of {ALIGN_BYTES} bytes on {backend}, "
                 f"got shape {tuple(x.shape)} of {x.dtype} at {x.data_ptr():#x}"
+            )
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if scale is not None and scale.data_ptr() % ALIGN_BYTES:
+            raise ValueError(
+                f"{name}: expected an address that is a multiple of {ALIGN_BYTES} bytes on {backend}, "
+                f"got {scale.data_ptr():#x}"
             )

@@ -60,7 +60,7 @@ class Sm100Backend(MemoryBoundBackend):
         """See ops/gemm.py. Beyond the op's rules, rows of a, b and out must be multiples of 16 bytes."""
         rows, groups, n, k = sizes = gemm_sizes(problem, a, b, offs)
         out = gemm_result(problem, sizes, a, out)
-        check_gemm_alignment("sm100", a, b, out)
+        check_gemm_alignment("sm100", a, a_scale, b, b_scale, out)
         if out.numel() == 0:
             return out
         if a.numel() == 0:  # nothing to sum

@@ -37,7 +37,7 @@ class GemmBackend:
         """See ops/gemm.py. Sizes beyond the op's rules: every row of a, b and out is a multiple of 16 bytes."""
         rows, groups, n, k = sizes = gemm_sizes(problem, a, b, offs)
         out = gemm_result(problem, sizes, a, out)
-        check_gemm_alignment("sm90", a, b, out)
+        check_gemm_alignment("sm90", a, a_scale, b, b_scale, out)
         if out.numel() == 0:
             return out
         if a.numel() == 0:  # nothing to sum
