@@ -157,7 +157,7 @@ def read_window(
 
 @cute.jit
 def place_unit(offs, groups: Int32, rows: Int32, unit: Int32):
-    """Where the `unit`-th 128 rows of all groups stand in COMPACT rows, and how many rows they are; 0 past the last (whole warp)."""
+    """Where the `unit`-th 128 rows of all groups stand in COMPACT rows, and how many they are: 0 past the last (whole warp)."""
     order = TileOrder(UNIT, UNIT, UNIT, groups_along_k=False, aligned=False, has_tail=False)
     extent = Extent(rows, rows, Int32(0), Int32(0), groups)
     first, before = Int32(0), Int32(0)

@@ -117,15 +117,6 @@ def high_halves(a: Uint32, b: Uint32) -> Uint32:
     return _binary("prmt.b32 {$w0}, {$r0}, {$r1}, 0x7632;", a, b)
 
 
-def unpack_bf16(word: Uint32) -> tuple[Float32, Float32]:
-    """The two bf16 values of a word. Opaque on purpose: a second use unpacks again instead of holding 8 registers."""
-    return ca.inline_ptx(
-        "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xffff0000;",
-        write_only_types=[Float32, Float32],
-        read_only_args=[word],
-    )
-
-
 def pack_bf16(low: Float32, high: Float32) -> Uint32:
     """Two fp32 values rounded to nearest-even bf16, in one word."""
     return ca.inline_ptx(

@@ -104,8 +104,8 @@ class Lookahead:
 class CodeStage(Target):
     """One orientation's codes of a band of 32 rows. A thread puts its own there; after a barrier whole rows are stored.
 
-    A warp's own rows are a quarter of a 128-byte line: stored one by one they keep L2 busy, not memory. Threads of warps side
-    by side are swapped, so that 8 lanes that read a row, 16 bytes each, use different banks.
+    A warp's own rows are a quarter of a 128-byte line: stored one by one they keep L2 busy, not memory. Threads of warps
+    side by side are swapped, so that 8 lanes that read a row, 16 bytes each, use different banks.
     """
 
     smem: cute.Pointer

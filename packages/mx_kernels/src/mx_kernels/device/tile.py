@@ -164,7 +164,7 @@ class WarpTile:
     def whole_rows(self) -> "Share":
         """What this lane moves where warps side by side share out their rows, not their columns.
 
-        A warp's own rows are 8·lanes columns; moved as rows of the CTA tile they make wider requests, of which L2 needs fewer.
+        A warp's own rows are 8·lanes columns; as rows of the CTA tile they make wider requests, of which L2 needs fewer.
         """
         lane, warp = ca.lane_idx(), ca.make_warp_uniform(ca.warp_idx())
         each = self.stride // self.across

@@ -1,8 +1,9 @@
 """MXFP8 codes and blocked scales → BF16: both operands of a grouped GEMM in one launch, in the layout of their codes.
 
-One CTA takes one tile of 128 rows × 128 columns, whose scales are one 512-byte tile in either orientation, and leaves. A lane
-has 8 columns of every second row of 16, so a warp reads 128 and writes 256 consecutive bytes of two rows at a time. Blocks along the
-rows: a lane loads one row's scales and shuffles hand them out; blocks down the rows: a lane loads those of its columns.
+One CTA takes one tile of 128 rows × 128 columns, whose scales are one 512-byte tile in either orientation, and leaves. A
+lane has 8 columns of every second row of 16, so a warp reads 128 and writes 256 consecutive bytes of two rows at a time.
+Blocks along the rows: a lane loads one row's scales and shuffles hand them out; blocks down the rows: a lane loads those of
+its columns.
 
 Values are what `device/wgmma_dequantize.py` gives BF16 operands: code · 2^(byte - 127) in fp32, rounded once.
 """

@@ -41,7 +41,8 @@ def define_prepared(
 
     Args:
         schema: "name(args) -> results".
-        make: takes the arguments, checks them, and returns a function of those arguments that are tensors. It is called once for every kind of arguments (registry.prepared).
+        make: takes the arguments, checks them, and returns a function of those that are tensors. It is called once for
+            every kind of arguments (registry.prepared).
         fake: see `define`.
         differentiable: see `define`.
     """

@@ -40,7 +40,7 @@ class EpilogueRole(GemmRole):
             for n in cutlass.range_constexpr(slabs_n):
                 slab = m * slabs_n + n
                 buffer = slab % key.store_stages
-                # Stores that may still be reading: not the last one, from this buffer, of a tile with an odd number of slabs.
+                # Stores that may still read: not the last, from this buffer, of a tile with an odd number of slabs.
                 in_flight = key.store_stages - 1
                 if cutlass.const_expr(slab == 0 and slabs_m * slabs_n % key.store_stages):
                     in_flight = 0
@@ -53,7 +53,7 @@ class EpilogueRole(GemmRole):
     def store_slab(
         self, acc, m: Constexpr[int], n: Constexpr[int], group: Int32, sSlab, store, gSlab, in_flight
     ):
-        """Slab (m, n) of the accumulators → one buffer → global memory, once at most `in_flight` earlier stores still read."""
+        """Slab (m, n) of the accumulators → one buffer → global memory, once at most `in_flight` stores still read."""
         key = self.key
         barrier = pipeline.NamedBarrier(barrier_id=STORE_BARRIER + group, num_threads=128)
         leader = arch.make_warp_uniform(arch.warp_idx()) % 4 == 0

@@ -29,7 +29,7 @@ class LoadRole(GemmRole):
     def load(self, ab_pipe, work_pipe, sWork, smem, a: Loads, b: Loads, a_scale, b_scale, cta):
         """Fill one stage per K tile of every tile of work: A, B and, for MX operands, their scales.
 
-        smem: (sA, sB, sSFA, sSFB) with the stages last; a_scale, b_scale: `scale_view`s, or None.
+        smem: (sA, sB, sSFA, sSFB) with the stages last; a_scale, b_scale: `scale_tiles`, or None.
         """
         sA, sB, sSFA, sSFB = smem
         tile = self.key.tile

@@ -44,7 +44,7 @@ class MmaRole(OperandRole, EpilogueRole):
 
     @cute.jit
     def multiply(self, ab_pipe, state, mma, acc, tCrA, tCrB, k_tiles: Int32, busy):
-        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`. A stage is handed back one K tile late, when its wgmmas are done."""
+        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`. A stage is handed back a K tile late: its wgmmas are then done."""
         mma.set(warpgroup.Field.ACCUMULATE, True)
         done = state.clone()
         for k_tile in cutlass.range(k_tiles, unroll=1):
@@ -142,7 +142,8 @@ class MmaRole(OperandRole, EpilogueRole):
     def multiply_tile(self, mma, acc, tCrA, tCrB, tCrA_words, top: Int32, loaded):
         """One K tile in two halves, each converted while wgmmas of the half before run.
 
-        ptxas lets them run on as long as nothing but a wait stands between a conversion and its wgmmas: no branch, no other loads.
+        ptxas lets them run on as long as nothing but a wait stands between a conversion and its wgmmas: no branch, no
+        other loads.
         """
         for half in cutlass.range_constexpr(2):
             steps = range(half * STEPS // 2, (half + 1) * STEPS // 2)

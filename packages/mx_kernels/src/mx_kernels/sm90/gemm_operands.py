@@ -85,8 +85,8 @@ class OperandRole(ScaleRangeRole):
             first = scale_place(8 * group) + first_block + thread // 64
             for r in cutlass.range_constexpr(8):
                 scale[r] = Uint32(scales[first + 16 * r, 0])  # 16 bytes to the next of 32 rows
-            # A line of shared memory is a K position of 128 rows. Every 8 lines the swizzle is the same again, and the places
-            # are constants apart: the compiler, which sees a swizzle in every address, would compute each anew.
+            # A line of shared memory is a K position of 128 rows. Every 8 lines the swizzle is the same again, and the
+            # places are constants apart: the compiler, which sees a swizzle in every address, would compute each anew.
             tile = self.unswizzled(sCodes, Uint8)[(None, stage)]
             places = [swizzled(self.position(i), group // 2) * 2 + group % 2 for i in range(2)]
             vectors = [
@@ -142,7 +142,10 @@ class OperandRole(ScaleRangeRole):
 
     @cute.jit
     def a_codes(self, codes: cute.Tensor):
-        """What a thread reads of a K tile: 4 neighbouring words for each (wgmma, row half). codes: (rows, TILE_K) of its warpgroup."""
+        """What a thread reads of a K tile: 4 neighbouring words for each (wgmma, row half).
+
+        codes: (rows, TILE_K) of its warpgroup.
+        """
         lane, warp = arch.lane_idx(), arch.warp_idx() % 4
         i, j = lane // 4, lane % 4
         return [
@@ -166,7 +169,10 @@ class OperandRole(ScaleRangeRole):
     def a_fragment(
         self, loaded, fragment: cute.Tensor, top: Int32, element: Constexpr[type], steps: Constexpr[range]
     ):
-        """Codes and scales → wgmma's A registers of these K steps. fragment: words ((1, row half, K half), wgmma, K step)."""
+        """Codes and scales → wgmma's A registers of these K steps.
+
+        fragment: words ((1, row half, K half), wgmma, K step).
+        """
         codes, scales = loaded
         fp8 = self.key.fp8("a")
         for step in steps:
