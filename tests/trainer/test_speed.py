@@ -1,14 +1,18 @@
 """What is measured of a run: the yardstick of plain torch, time by part, `mx-train speed`, `summary.json`."""
 
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
+from mx_trainer import profiling
 from mx_trainer.cli import train
 from mx_trainer.profiling import COMMUNICATION, OTHER, PARTS, profile_training
 from mx_trainer.speed import variant_config
 from mx_trainer.summary import load_summary
 from mx_trainer.torch_experts import TorchExperts
+from torch.autograd import DeviceType
 
 from trainer.conftest import SMALL
 
@@ -41,6 +45,53 @@ def test_time_by_part(small, make_trainer):
     assert all(ms > 0 for ms in result.parts.values())
     assert result.busy == pytest.approx(sum(result.parts.values()))
     assert 0 < result.busy < 1.2 * result.step
+
+
+def _op(name, *kernels, parent=None):
+    kernels = [SimpleNamespace(name=kernel, duration=us) for kernel, us in kernels]
+    return SimpleNamespace(name=name, device_type=DeviceType.CPU, kernels=kernels, cpu_parent=parent)
+
+
+def _on_gpu(name, us):
+    span = SimpleNamespace(elapsed_us=lambda: us)
+    return SimpleNamespace(
+        name=name, device_type=DeviceType.CUDA, kernels=[], cpu_parent=None, time_range=span
+    )
+
+
+def test_every_kernel_on_a_gpu_counts_once(monkeypatch):
+    """Recording begins on an idle GPU; a runtime call with an op's number, and the time line's copies of ops, add nothing."""
+    optimizer = _op("Optimizer.step#AdamW.step")
+    compiled = _op("CompiledFunction", ("triton_poi_fused_add", 900), ("triton_per_fused_logsumexp", 40))
+    events = [
+        optimizer,
+        _op("aten::_fused_adamw_", ("multi_tensor_apply_kernel", 500), parent=optimizer),
+        _op("mx::grouped_gemm", ("grouped_gemm_sm90", 3000), parent=compiled),
+        compiled,
+        _op("cudaStreamIsCapturing", *((k.name, k.duration) for k in compiled.kernels), parent=optimizer),
+        _op("cuLaunchKernelEx", ("multi_tensor_apply_kernel", 500)),
+        *(_on_gpu(k.name, k.duration) for k in compiled.kernels),
+        _on_gpu("multi_tensor_apply_kernel", 500),
+        _on_gpu("grouped_gemm_sm90", 3000),
+        _on_gpu("Memset (Device)", 7),  # of no op
+        _on_gpu("Optimizer.step#AdamW.step", 600),
+    ]
+    log = []
+
+    @contextmanager
+    def record(activities):
+        log.append("record")
+        yield SimpleNamespace(events=lambda: events)
+
+    monkeypatch.setattr(profiling, "profile", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    trainer = SimpleNamespace(device=torch.device("cuda"), train_step=lambda: log.append("step"))
+    result = profile_training(trainer, 2)
+    assert log == ["step", "wait", "record", "step", "step", "wait"]
+    assert result.parts == pytest.approx(
+        {"routing": 0.02, "expert GEMMs": 1.5, "optimiser and clipping": 0.25, OTHER: (900 + 7) / 2e3}
+    )
+    assert result.busy == pytest.approx((900 + 40 + 500 + 3000 + 7) / 2e3)
 
 
 def test_speed(tmp_path):

@@ -36,6 +36,9 @@ step, and that is not the optimiser's time. torch.compile fuses small ops across
 _PATTERNS = {part: re.compile(pattern) for part, pattern in PARTS.items()}
 _ROUTER_KERNEL = re.compile(r"sort|logsumexp|topk")
 """Names of torch.compile's kernels that hold the router's choice."""
+_DRIVER_CALL = re.compile(r"cu(da)?[A-Z]")
+"""CUDA's runtime and driver calls. They have no kernels, but torch before 2.15 numbers them like ops and gives one that
+has an op's number that op's kernels once more (pytorch/pytorch#196282)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def profile_training(trainer: Trainer, steps: int) -> Profile:
     on_gpu = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     trainer.train_step()  # a recompilation, if there is one
+    if on_gpu:
+        torch.cuda.synchronize(trainer.device)  # else what is left of that step would be recorded too
     with profile(activities=activities) as recorded:
         start = time.perf_counter()
         for _ in range(steps):
@@ -91,7 +96,7 @@ def _gpu_micros(events: Any) -> dict[str, float]:
             event.device_type == DeviceType.CUDA and event.name not in ops
         ):  # else the time line's copy of an op's name
             total += event.time_range.elapsed_us()
-        for kernel in event.kernels:
+        for kernel in () if _DRIVER_CALL.match(event.name) else event.kernels:
             part = _part_of(event)
             if part == OTHER and _ROUTER_KERNEL.search(kernel.name):
                 part = "routing"
