@@ -239,9 +239,10 @@ def _dswiglu(plan: Plan, da: Tensor, h: Tensor, slot_weights: Tensor, offs: Tens
     problem, device = plan.problem, da.device
     assert isinstance(problem, DSwigluProblem)
     out = plan.allocate(device)
-    if plan.kernel is None:
-        return out
     *results, dw = out
+    if plan.kernel is None:
+        dw.zero_()
+        return out
     pointers = [t.data_ptr() for t in results]
     if problem.format is None:
         pointers = [pointers[0], 0, 0, 0, pointers[1], 0]
