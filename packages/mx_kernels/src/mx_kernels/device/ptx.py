@@ -1,4 +1,4 @@
-"""Every line of inline PTX of the memory-bound kernels.
+"""Every line of inline PTX, but for the conversions of wgmma_dequantize.py.
 
 Plain functions: they run while a kernel is traced and leave one instruction behind. Predicated loads and stores are
 written out, because a guarded `if` in the DSL becomes a branch and a warp's loads then no longer leave together.

@@ -20,6 +20,8 @@ import cutlass.cute.arch as ca
 from cutlass import Float16, Float32, Int32, Uint32, select_
 from mx_core.formats import E8M0_BIAS, E8M0_NAN, FORMATS, FP32_FRACTION_BITS
 
+from mx_kernels.device.ptx import low_halves
+
 NAN = 0x7FC0_0000
 HALF = 0x0040_0000  # 2^-127, an fp32 subnormal
 F16_BIAS = 15
@@ -96,9 +98,7 @@ def fp8x4_to_bf16(codes: Uint32, scales: list[Float32], fp8: str) -> list[Uint32
 
 def fp8x4_to_f16(codes: Uint32, scales: list[Uint32], fp8: str) -> list[Uint32]:
     """See `dequantize_fp8x4`."""
-    first, second = (
-        low if low is high else bytes_of(low, high, 0x5410) for low, high in (scales[:2], scales[2:])
-    )
+    first, second = (low if low is high else low_halves(low, high) for low, high in (scales[:2], scales[2:]))
     return list(
         ca.inline_ptx(
             "{ .reg .b16 lo, hi; .reg .b32 h; mov.b32 {lo, hi}, {$r0}; "
@@ -107,13 +107,4 @@ def fp8x4_to_f16(codes: Uint32, scales: list[Uint32], fp8: str) -> list[Uint32]:
             write_only_types=[Uint32, Uint32],
             read_only_args=[codes, first, second],
         )
-    )
-
-
-def bytes_of(low: Uint32, high: Uint32, selector: int) -> Uint32:
-    """Four of the eight bytes, by the nibbles of `selector` from the lowest."""
-    return ca.inline_ptx(
-        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {selector:#x};",
-        write_only_types=[Uint32],
-        read_only_args=[low, high],
     )

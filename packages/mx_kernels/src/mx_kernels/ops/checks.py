@@ -1,4 +1,4 @@
-"""Checks that ops make on every call, before anything is launched or written.
+"""Checks that ops make before anything is launched or written; prepared ops once for all calls alike (ops/library.py).
 
 They guard against what would corrupt memory: rank, dtype, shape, strides, device. They look at no tensor's values, so
 none waits for a device. Each tests first and words its error only then: a passing check costs a few hundred ns.
