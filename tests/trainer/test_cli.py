@@ -1,5 +1,6 @@
 """The command line: what is refused (one line, nothing written), what overrides what, and sampling."""
 
+import os
 import sys
 
 import pytest
@@ -97,6 +98,17 @@ def test_help_lists_every_field(capsys):
         "--checkpoint-activations",
     ):
         assert flag in text
+
+
+def test_help_into_a_closed_pipe(monkeypatch):
+    """As in `mx-train --help | head`: no traceback, not even at exit, which flushes what is left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit) as end:
+            train(["--help"])
+    assert end.value.code == 0
 
 
 @pytest.fixture(scope="module")

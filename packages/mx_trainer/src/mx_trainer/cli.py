@@ -5,9 +5,10 @@ import difflib
 import io
 import itertools
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -127,11 +128,24 @@ def _guarded(prog: str, main: Callable[[], int]) -> int:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _help_may_be_cut() -> Generator[None]:
+    """`mx-train --help | head` closes the pipe when it has read enough: that is no error."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at exit goes nowhere
+        raise SystemExit(0) from None
+
+
 def _parse(cls: type[T], args: list[str], prog: str, default: T | None = None) -> T:
     """Parse flags over `default`; an unknown one is refused with the nearest that exists."""
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with _help_may_be_cut(), contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(
                 cls,
                 args=args,
