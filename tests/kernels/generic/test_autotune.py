@@ -1,5 +1,6 @@
 """Choosing by measurement, with timers of the tests': what is measured, what is remembered and where."""
 
+import contextlib
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ from mx_kernels import arch
 from mx_kernels.generic import autotune
 from mx_kernels.problem import GemmProblem
 from mx_kernels.sm100.config import TILES, TileConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 A, B, C = TILES[:3]
@@ -167,3 +169,33 @@ def test_hopper_measures_what_has_a_kernel(monkeypatch):
         got = case.run(a, b)
     assert torch.equal(got, case.expected(a, b).to(case.out_dtype))
     assert [launch.config.cluster[0] for launch in gpu.launches] == [1, 2, 2]
+
+
+def test_time_is_taken_on_the_stream_of_the_tensors_device(monkeypatch):
+    current, recorded_on = [0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            recorded_on.append(current[0])
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 2.0
+
+    @contextlib.contextmanager
+    def device(wanted):
+        before, current[0] = current[0], wanted.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with FakeTensorMode():
+        assert autotune.device_seconds(lambda: None, torch.device("cuda", 1)) == 2e-3
+    assert set(recorded_on) == {1}
+    assert current == [0]

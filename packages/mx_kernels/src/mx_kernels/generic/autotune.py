@@ -40,16 +40,17 @@ _chosen: dict[tuple, object] = {}
 
 def device_seconds(run: Callable[[], None], device: torch.device) -> float:
     """Median of ROUNDS runs between events, with L2 overwritten before each; two more in front are not counted."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-    seconds = []
-    for _ in range(2 + ROUNDS):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
+    with torch.cuda.device(device):  # events belong to the current one
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        seconds = []
+        for _ in range(2 + ROUNDS):
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
     return statistics.median(seconds[2:])
 
 
