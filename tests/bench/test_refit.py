@@ -55,7 +55,9 @@ def test_rows_of_the_run_replace_the_old_ones():
     assert (new.machine["commit"], new.machine["driver"]) == ("abc", OLD.machine["driver"])
 
 
-@pytest.mark.parametrize(("machine", "smoke"), [({"device": "NVIDIA B200"}, False), ({"device": "NVIDIA H200"}, True), ({}, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "smoke"), [({"device": "NVIDIA B200"}, False), ({"device": "NVIDIA H200"}, True), ({}, False)]
+)
 def test_other_machines_and_smoke_sizes_are_refused(machine, smoke):
     with pytest.raises(ValueError, match="expected a run on an H200"):
         refit.merged(OLD, Results(machine, smoke=smoke))

@@ -1,4 +1,4 @@
-"""`mx-train`, `mx-train compare`, `mx-train speed`, `mx-train scaling` and `mx-sample`: arguments in, one line per mistake, a run folder out."""
+"""`mx-train` (also with `compare`, `speed` or `scaling`) and `mx-sample`: arguments in, one line per mistake, a run folder out."""
 
 import contextlib
 import difflib

@@ -177,7 +177,10 @@ def _host_ms(trainer: Trainer) -> float:
 
 
 def link_rate(parallel: Parallel) -> float:
-    """Bytes a second that an all-gather brings to each rank from the others: 256 MiB a rank between GPUs, 4 between CPUs."""
+    """Bytes a second that an all-gather brings to each rank from the others: 256 MiB a rank between GPUs, 4 between CPUs.
+
+    0 in a world of one.
+    """
     size = (256 if parallel.device.type == "cuda" else 4) << 20
     mine = torch.zeros(size, dtype=torch.uint8, device=parallel.device)
     whole = mine.new_empty(parallel.world * size)
@@ -222,8 +225,8 @@ def _write(results: dict[str, list[Scaling]], link: float, tokens_per_step: int,
         for precision, precision_results in results.items()
         for r in precision_results
     ]
-    text = f"An all-gather brings {link / 1e9:.1f} GB/s to each process.\n\n{markdown_table(head, rows)}\n"
-    (out / "scaling.md").write_text(text)
+    rate = f"An all-gather brings {link / 1e9:.1f} GB/s to each process.\n\n" if link else ""
+    (out / "scaling.md").write_text(f"{rate}{markdown_table(head, rows)}\n")
 
 
 def _milliseconds(r: Scaling, tokens_per_step: int) -> tuple[float, ...]:

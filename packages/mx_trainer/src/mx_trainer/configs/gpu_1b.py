@@ -1,4 +1,4 @@
-"""1.1 B parameters, 191 M active."""
+"""1.1 B parameters, 192 M active."""
 
 from mx_trainer.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 

@@ -1,4 +1,4 @@
-"""53 M parameters, 10 M active: a first run on one GPU."""
+"""53 M parameters, 12 M active: a first run on one GPU."""
 
 from mx_trainer.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig
 

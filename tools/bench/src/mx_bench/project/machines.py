@@ -70,7 +70,7 @@ class Machine:
     dequantize_b_clocks: float
     """The same for B, K contiguous (fprop)."""
     dequantize_b_transposed_clocks: float
-    """The same for B with the other axis contiguous (dgrad, wgrad)."""
+    """The same for B with the other axis contiguous (dgrad; wgrad is dequantised before the product)."""
     launch_s: float
     """From one kernel's end to the next one's start in a stream."""
 
@@ -143,7 +143,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "scale_clocks": "scales stay in shared memory",
         "dequantize_a_clocks": "fitted: MXFP8 grouped GEMMs that dequantise in the main loop",
         "dequantize_b_clocks": "fitted: the same, fprop",
-        "dequantize_b_transposed_clocks": "fitted: the same, dgrad and wgrad",
+        "dequantize_b_transposed_clocks": "fitted: the same, dgrad",
         "launch_s": "published: ademeure/QuickRunCUDA notes, ~1.8 us a launch",
     },
     "B200": {
