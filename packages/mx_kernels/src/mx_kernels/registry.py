@@ -150,15 +150,19 @@ def prepare(op: str, backend: str, args: tuple, problem_type: type, *fields) -> 
     return lambda *tensors: method(problem, *tensors, *rest)
 
 
-def prepared(name: str, make: Callable[..., Callable[..., Any]], args: tuple) -> Callable[..., Any]:
-    """`make(*args)`, remembered for the metadata of the tensors in `args` and the values of all else.
+def prepared(
+    name: str, make: Callable[..., Callable[..., Any]], args: tuple
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """`make(*args)`, remembered for the metadata of the tensors in `args` and the values of all else; and those tensors.
 
     `make` checks its arguments and returns what runs the op. Checks look at metadata only, so a call like one that has
-    passed them needs none.
+    passed them needs none. This is on the path of every call: one walk over the arguments.
     """
     key: list = [name, arch.active_emulation()]
+    tensors = []
     for a in args:
         if isinstance(a, torch.Tensor):
+            tensors.append(a)
             key += (a.dtype, a.shape, a.stride(), a.get_device(), a.data_ptr() & 15)
         else:
             key.append(a)
@@ -168,7 +172,7 @@ def prepared(name: str, make: Callable[..., Callable[..., Any]], args: tuple) ->
         if len(_prepared) >= MAX_PREPARED:
             _prepared.clear()
         _prepared[hashed] = found
-    return found
+    return found, tensors
 
 
 def forget() -> None:

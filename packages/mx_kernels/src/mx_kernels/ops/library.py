@@ -49,8 +49,8 @@ def define_prepared(
     name = schema.partition("(")[0]
 
     def impl(*args):
-        run = registry.prepared(name, make, args)
-        return run(*[a for a in args if isinstance(a, torch.Tensor)])
+        run, tensors = registry.prepared(name, make, args)
+        return run(*tensors)
 
     define(schema, impl, fake, differentiable=differentiable)
 
