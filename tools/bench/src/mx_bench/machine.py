@@ -1,9 +1,10 @@
-"""What machine a run was taken on: chip, driver, clocks and power as found, package versions, commit."""
+"""What machine a run was taken on: chip, driver, clocks and power as found, package versions, commit of this code."""
 
 import importlib.metadata
 import os
 import platform
 import subprocess
+from pathlib import Path
 
 import torch
 
@@ -32,7 +33,7 @@ def describe() -> dict[str, str | float | None]:
         "processor": platform.machine(),
         "cpu_count": os.cpu_count() or 0,
         "python": platform.python_version(),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "commit": _commit(),
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -47,6 +48,13 @@ def describe() -> dict[str, str | float | None]:
         fields = values.splitlines()[0].split(", ") if values else [None] * len(NVIDIA_SMI)
         facts |= dict(zip(NVIDIA_SMI, fields, strict=True))
     return facts | {package: _version(package) for package in PACKAGES}
+
+
+def _commit() -> str | None:
+    """Of the repository that this code is in, wherever the command is run; None if it is installed elsewhere."""
+    git = "git", "-C", str(Path(__file__).parent)
+    tracked = _output(*git, "ls-files", "--error-unmatch", Path(__file__).name)
+    return _output(*git, "describe", "--always", "--dirty", "--exclude=*") if tracked else None
 
 
 def _version(package: str) -> str | None:
