@@ -3,12 +3,14 @@
 Neither knows slots, aligned rows or blocked scales: each expert's rows are picked with a mask and quantised alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from mx_core import FORMATS, dequantize, quantize
+from mx_kernels import MXExperts, moe_mlp
 from mx_kernels.recipe import RECIPES
+from mx_kernels.weights import PreparedWeights
 from torch import Tensor
 
 
@@ -121,3 +123,32 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     """Norm of the difference over the norm of what was wanted; 0/0 is 0."""
     difference, size = (got.double() - want.double()).norm().item(), want.double().norm().item()
     return difference / size if size else difference
+
+
+def weight_changes(
+    experts: MXExperts, optimizer: torch.optim.Optimizer, wq: PreparedWeights, steps: int
+) -> Iterator[None]:
+    """What makes quantised weights stale: optimiser steps, an edit and a refresh, load_state_dict; one at a time (C21)."""
+    for _ in range(steps):
+        optimizer.step()
+        yield
+    experts.w1.data.mul_(2)
+    wq.refresh()
+    yield
+    experts.load_state_dict({name: torch.randn_like(t) for name, t in experts.state_dict().items()})
+    yield
+
+
+def assert_never_stale(
+    experts: MXExperts, layer: Layer, changes: Iterator[None], captured: Tensor, replay: Callable[[], None]
+) -> None:
+    """After each change the module, and the graph that wrote `captured`, give what freshly quantised weights give."""
+    seen = [captured.detach().clone()]
+    for _ in changes:
+        inputs = layer.x, layer.ids, layer.weights
+        want = moe_mlp(*inputs, experts.w1, experts.w2, backend=experts.backend)
+        assert torch.equal(experts(*inputs), want)
+        replay()
+        assert torch.equal(captured, want)
+        assert not any(torch.equal(want, old) for old in seen)
+        seen.append(want.detach())

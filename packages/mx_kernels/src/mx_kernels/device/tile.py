@@ -7,6 +7,7 @@ holds every (32/lanes)-th row. A CTA tile 128 wide is one 512-byte tile of block
     lanes = 8:  lane = 8·lr + lc   holds rows lr, lr+4, … lr+28 and columns 8·lc … 8·lc+7 of its 32 × 64
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -25,7 +26,7 @@ VECTOR = 8  # columns of one lane
 SCALE_TILE_BYTES = 512
 
 
-class Rows:
+class Rows(ABC):
     """The values a lane holds: 8 columns of each of its rows. `packed`: maxima are taken of pairs of bf16."""
 
     packed = False
@@ -34,9 +35,9 @@ class Rows:
         """What maxima are taken of: 8 Float32, or 4 pairs of bf16 without their signs."""
         return self.values(step)
 
+    @abstractmethod
     def values(self, step: int) -> Sequence[Any]:
         """The 8 values of a row, Float32."""
-        raise NotImplementedError
 
     @property
     def maximum(self) -> Callable[[Any, Any], Any]:
@@ -393,11 +394,12 @@ def scale_offset(r: Int32, c: Int32, cols: Int32, blocked: bool) -> Int64:
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(ABC):
     """Where one orientation goes; `scales` stages the scale bytes."""
 
     scales: ScaleTile
 
+    @abstractmethod
     def store(
         self,
         access: RowAccess,
@@ -407,7 +409,6 @@ class Target:
         exists: Boolean,
     ) -> None:
         """Eight codes of a lane's row number `step`; `place`: the row's offset, the lane's column, the matrix's columns."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -430,7 +430,7 @@ def _plan_dswiglu(problem: DSwigluProblem, target, rows: int, width: int, groups
     bits, blocked = problem.dtype.itemsize * 8, problem.layout is ScaleLayout.BLOCKED_128X4
     _check_rows("h", rows)
     tile = config.dswiglu_tile(bits, quantized, columns)
-    kernel = _kernel("dswiglu", "DSwigluKernel", target, _scaling(problem), bits, columns, blocked, tile)
+    kernel = _kernel("dswiglu", "DSwigluKernel", target, _scaling(problem), bits, blocked, tile, columns)
     # The group table, then the shares of dw, a line for each column of tiles.
     scratch = ((rows // 128 * 4 + -(-width // tile.cols) * rows,), torch.int32)
     return Plan(problem, kernel, outputs, (rows, width, groups), (scratch,))

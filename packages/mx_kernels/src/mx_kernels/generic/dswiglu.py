@@ -17,7 +17,6 @@ from mx_core import RowMap
 
 from mx_kernels.device import ptx
 from mx_kernels.device.launch import carveout, fake_pointer, fake_stream
-from mx_kernels.device.mx import BlockScaling
 from mx_kernels.device.stage import CodeStage, Lookahead
 from mx_kernels.device.swiglu import any_deep, dswiglu, silu_and_dg
 from mx_kernels.device.tile import (
@@ -27,14 +26,11 @@ from mx_kernels.device.tile import (
     VECTOR,
     FloatRows,
     RecomputedRows,
-    RowAccess,
     ScaleTile,
-    WarpTile,
     load_shared,
 )
-from mx_kernels.generic.config import TileConfig
 from mx_kernels.generic.groups import GroupTable, real_rows
-from mx_kernels.generic.swiglu import quantizer_of
+from mx_kernels.generic.swiglu import StagedTiles, quantizer_of
 
 GATE, UP, GRAD = range(3)  # inputs
 OUTPUTS = 5  # quantised: dh by row (gate and up), dh by column (gate and up), a
@@ -67,7 +63,7 @@ class Stages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DSwigluKernel:
+class DSwigluKernel(StagedTiles):
     """da (P, H), h (P, 2H), weights w (P,) → dh = w·∂<da, a>/∂h, a and dw = <da, a>; a = silu(gate)·up.
 
     `scaling` None: dh and w·a in h's dtype. Else codes and scales of dh along 2H, and with `columns` of dh and a down the
@@ -76,26 +72,9 @@ class DSwigluKernel:
     A CTA takes a band of 32 rows, a quarter of a unit of the group table.
     """
 
-    scaling: BlockScaling | None
-    element_bits: int
     columns: bool
-    blocked: bool
-    config: TileConfig
 
-    @property
-    def tile(self) -> WarpTile:
-        """Who holds what."""
-        return WarpTile(self.config.lanes, self.config.cols, self.config.height)
-
-    @property
-    def access(self) -> RowAccess:
-        """How a lane reads and writes."""
-        return RowAccess(self.element_bits, True)
-
-    @property
-    def lookahead(self) -> Lookahead:
-        """Room for a tile of gate, up and da."""
-        return Lookahead(self.tile, self.access, 3)
+    staged = 3  # gate, up and da
 
     def stages(self, smem: Any) -> tuple[Stages, Any]:
         """Where things lie from `smem` on, and where they end."""

@@ -6,6 +6,7 @@ and results wait in shared memory.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -38,13 +39,16 @@ GATE, UP = range(2)  # inputs
 
 
 @dataclass(frozen=True)
-class SwigluKernel:
-    """h (P, 2H) → silu(gate)·up (P, H). `scaling` None: in h's dtype, else codes and scales along H."""
+class StagedTiles:
+    """What the kernels of SwiGLU and of its backward are specialised on, and how they divide their rows."""
 
     scaling: BlockScaling | None
     element_bits: int
     blocked: bool
     config: TileConfig
+
+    staged: ClassVar[int]
+    """Inputs of a tile that wait in shared memory."""
 
     @property
     def tile(self) -> WarpTile:
@@ -58,8 +62,15 @@ class SwigluKernel:
 
     @property
     def lookahead(self) -> Lookahead:
-        """Room for a tile of gate and up, of the plain form."""
-        return Lookahead(self.tile, self.access, 2)
+        """Room for a tile of each staged input."""
+        return Lookahead(self.tile, self.access, self.staged)
+
+
+@dataclass(frozen=True)
+class SwigluKernel(StagedTiles):
+    """h (P, 2H) → silu(gate)·up (P, H). `scaling` None: in h's dtype, else codes and scales along H."""
+
+    staged = 2  # gate and up, in the plain form
 
     @property
     def smem_bytes(self) -> int:
