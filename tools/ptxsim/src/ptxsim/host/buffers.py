@@ -21,7 +21,10 @@ def extent(x: Any) -> tuple[int, int] | None:
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
         if isinstance(x, torch._subclasses.FakeTensor) or torch._is_functional_tensor(x):
             return None  # torch.compile's stand-ins have no memory
-        start = x.data_ptr()
+        try:
+            start = x.data_ptr()
+        except RuntimeError:
+            return None  # nor have those of its wrappers that say so only when they are asked
         return start, start + (last + 1) * x.element_size()
     interface = getattr(x, "__array_interface__", None)
     if isinstance(interface, Mapping) and hasattr(x, "nbytes") and x.size:
