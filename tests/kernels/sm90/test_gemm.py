@@ -82,6 +82,41 @@ def test_clusters_under_every_schedule(emulated_gpu, schedule, use_tile, mode, f
     check_exact(Gemm(mode, (150, 0, 70), 264 if formats[0] == "bf16" else 272, 144, formats))
 
 
+@pytest.mark.parametrize("columns", [264, 520])
+@pytest.mark.parametrize(
+    ("mode", "formats", "tile_n"),
+    [
+        ("fprop", ("bf16", "bf16"), 256),
+        ("dgrad", ("bf16", "bf16"), 128),
+        ("fprop", (E4M3, E4M3), 128),
+        ("dgrad", (E4M3, E4M3), 128),
+    ],
+    ids=str,
+)
+def test_short_tails_are_split_along_n(emulated_gpu, use_tile, mode, formats, tile_n, columns):
+    """Clusters of two CTAs along M: groups whose last rows fill one CTA's tile, both or neither; odd and even tiles of N."""
+    use_tile(TileConfig(128, tile_n, cluster_m=2))
+    emulated_gpu("sm_90a", sms=SMS)
+    columns = columns // 16 * 16 if formats[0] != "bf16" else columns
+    n, k = (columns, 144) if mode == "fprop" else (144, columns)
+    check_exact(Gemm(mode, (128, 0, 129, 300, 1, 256), n, k, formats, COMPACT, spare_rows=3))
+
+
+@pytest.mark.parametrize("tile", [TileConfig(128, 128), TileConfig(128, 256, cluster_m=2)], ids=str)
+def test_tickets_are_all_drawn_once_and_the_counter_ends_at_zero(emulated_gpu, use_tile, monkeypatch, tile):
+    """Launches that follow each other share the counter: with more, fewer and no tiles than clusters; work for all and for some."""
+    use_tile(tile)
+    emulated_gpu("sm_90a", sms=SMS)
+    counter = torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr("mx_kernels.sm90.gemm_backend.ticket_counter", lambda _: counter)
+    for mode, sizes in (("fprop", (300, 0, 70)), ("wgrad", (5, 0, 0)), ("dgrad", (1,)), ("fprop", (0, 0))):
+        check_exact(Gemm(mode, sizes, 136, 72))
+        assert counter.item() == 0
+    case = Gemm("wgrad", (0, 0), 136, 72, out_dtype=FP32)  # no group has a tile
+    case.run(*case.operands(), out=torch.zeros(case.shape), accumulate=True)
+    assert counter.item() == 0
+
+
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), (E4M3, E4M3)], ids=str)
 def test_wgrad_accumulates_and_leaves_empty_groups_alone(emulated_gpu, formats):
     emulated_gpu("sm_90a", sms=SMS)

@@ -1,8 +1,10 @@
 """Turns `offs` on the device into a stream of output tiles, for the persistent grouped GEMMs of every architecture.
 
-Every cluster walks the tiles `cluster, cluster + clusters, …` of one fixed sequence: groups in order, inside a group bands
-of `supergroup` tiles of N, walked along M. The clusters that run at the same time so hold a nearly square part of one
-expert's output, which is what keeps the operands in L2.
+All clusters walk one fixed sequence of tiles: groups in order, inside a group bands of `supergroup` tiles of N, walked
+along M. The clusters that run at the same time so hold a nearly square part of one expert's output, which is what keeps the
+operands in L2. A cluster takes every `clusters`-th tile, or the next one whenever it is done (gemm_tickets.py).
+
+Where a group's last rows fill only the first of two CTAs along M, these take one tile of N each (`splits_tails`).
 
 One warp runs `schedule`; a tile is described to the other warps by a `Work` in shared memory (`next_work`). Groups along M
 with COMPACT rows get one more group: the rows from offs[-1] on, with no K at all, so that the ordinary epilogue writes
@@ -18,9 +20,10 @@ import cutlass.pipeline as pipeline
 from cutlass import Boolean, Constexpr, Int32
 from cutlass.cute import arch
 
+from mx_kernels.device.gemm_tickets import draw, leave
+
 LANES = 32
 UNIT = 128  # rows: ALIGNED groups and the blocked scales of a group start at a multiple
-SCHEDULE_STAGES = 4
 # From one tile description to the next: whole 16-byte vectors, which is how the compiler reads them.
 WORK_WORDS = 8
 
@@ -39,6 +42,9 @@ class TileOrder:
         False  # groups without rows give no tiles: their output is accumulated into, not written
     )
     supergroup: int = 8
+    cluster_size: int = 1
+    splits_tails: bool = False  # clusters of 2 x 1, groups along M: see `Work.split`
+    stages: int = 4  # tiles that may stand announced
 
 
 class Work(NamedTuple):
@@ -51,6 +57,7 @@ class Work(NamedTuple):
     start: Int32  # the group's first row in the data
     length: Int32  # its number of real rows
     unit: Int32  # its first 128-row unit: where its blocked scales begin
+    split: Int32  # 1: the rows are the first CTA's only; both CTAs have them, and n_tile counts pairs of tiles
 
 
 class Extent(NamedTuple):
@@ -76,20 +83,32 @@ class Window(NamedTuple):
 
 @cute.jit
 def schedule(
-    order: Constexpr[TileOrder], pipe, sWork: cute.Tensor, offs, extent: Extent, tile: Int32, step: Int32
+    order: Constexpr[TileOrder],
+    pipe,
+    sWork: cute.Tensor,
+    offs,
+    extent: Extent,
+    cluster: Int32,
+    clusters: Int32,
+    tickets=None,
+    rank=None,
 ):
-    """Walk the cluster's tiles `tile, tile + step, …` and announce each (one warp); ends with k_tiles = -1.
+    """Walk the cluster's tiles and announce each (one warp); ends with k_tiles = -1.
 
-    sWork: int32 (WORK_WORDS, SCHEDULE_STAGES). offs: int32 (E,) or None for one group of all rows.
+    They are the tile `cluster` and every `clusters`-th one from there or, with `tickets`, those that are drawn.
+
+    sWork: int32 (WORK_WORDS, stages). offs: int32 (E,) or None for one group of all rows. rank: of the CTA in its cluster.
     """
+    tile, phase = cluster, Int32(0)
     n_tiles = cute.ceil_div(extent.n, order.tile_n)
     groups = extent.groups
     if cutlass.const_expr(order.has_tail):
         groups = groups + 1
-    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, SCHEDULE_STAGES)
+    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, order.stages)
     first, tiles_before, units_before = Int32(0), Int32(0), Int32(0)
     window = read_window(order, offs, first, groups, n_tiles, extent)
     busy = Boolean(True)
+    pipe.producer_acquire(state)
     while busy:
         while first < groups and tile >= tiles_before + arch.shuffle_sync(window.tiles_end, LANES - 1):
             tiles_before += arch.shuffle_sync(window.tiles_end, LANES - 1)
@@ -109,21 +128,31 @@ def schedule(
         m_extent, k_extent = length, extent.k
         if cutlass.const_expr(order.groups_along_k):
             m_extent, k_extent = extent.m, length
-        m_tile, n_tile = tile_in_group(order, local, cute.ceil_div(m_extent, order.tile_m), n_tiles)
+        m_tile, n_tile, split = tile_in_group(order, local, m_extent, n_tiles)
         k_tiles = cute.ceil_div(k_extent, order.tile_k)
         if cutlass.const_expr(order.has_tail):  # noqa: SIM102 (one is the tracer's, the other the kernel's)
             if first + lane == extent.groups:
                 k_tiles = Int32(0)
         if not busy:
             k_tiles = Int32(-1)
-        work = Work(k_tiles, m_tile, n_tile, first + lane, start, length, unit)
-        pipe.producer_acquire(state)
+        work = Work(k_tiles, m_tile, n_tile, first + lane, start, length, unit, split)
         with arch.elect_one():
             for word in cutlass.range_constexpr(WORK_WORDS):
                 sWork[word, state.index] = work[word] if word < len(work) else Int32(0)
             pipe.producer_commit(state)
         state.advance()
-        tile += step
+        if busy:
+            pipe.producer_acquire(state)  # before drawing: what is drawn early cannot go to whoever is done first
+            if cutlass.const_expr(tickets is None):
+                tile += clusters
+            else:
+                tile = clusters + draw(tickets, order.cluster_size, rank, phase)
+                phase ^= 1
+    if cutlass.const_expr(tickets is not None):
+        leave(tickets, order.cluster_size, rank, phase)
+        if (rank == 0) & (tile == clusters + tiles_before - 1):  # drew the last ticket of all
+            with arch.elect_one():
+                tickets.counter[0] = Int32(0)
     pipe.producer_tail(state)
 
 
@@ -145,7 +174,8 @@ def read_window(
     m_extent = length
     if cutlass.const_expr(order.groups_along_k):
         m_extent = extent.m
-    tiles = cute.ceil_div(m_extent, order.tile_m) * n_tiles
+    m_tiles, split_tail = tiles_along_m(order, m_extent)
+    tiles = m_tiles * n_tiles - split_tail * (n_tiles // 2)
     if group >= groups:
         tiles = Int32(0)
     if cutlass.const_expr(order.skip_empty):  # noqa: SIM102
@@ -185,14 +215,33 @@ def prefix_sum(value: Int32) -> Int32:
 
 
 @cute.jit
-def tile_in_group(order: Constexpr[TileOrder], local: Int32, m_tiles: Int32, n_tiles: Int32):
-    """Coordinates of a group's `local`-th tile: bands of `supergroup` columns, row by row."""
+def tiles_along_m(order: Constexpr[TileOrder], m_extent: Int32):
+    """Cluster tiles along M, and whether (1 or 0) the last of them is split."""
+    m_tiles = cute.ceil_div(m_extent, order.tile_m)
+    split_tail = Int32(0)
+    if cutlass.const_expr(order.splits_tails):
+        rest = m_extent - (m_tiles - 1) * order.tile_m
+        split_tail = Int32(cutlass.select_((m_extent > 0) & (rest <= order.tile_m // 2), Int32(1), Int32(0)))
+    return m_tiles, split_tail
+
+
+@cute.jit
+def tile_in_group(order: Constexpr[TileOrder], local: Int32, m_extent: Int32, n_tiles: Int32):
+    """M tile, N tile and `split` of a group's `local`-th tile: bands of `supergroup` columns, row by row; a split row last."""
     width = order.supergroup
-    m_tiles = cutlass.max(m_tiles, 1)  # past the last tile there is no group to divide by
+    m_tiles, split = tiles_along_m(order, m_extent)
+    m_whole = m_tiles - split
+    m_tiles = cutlass.max(m_whole, 1)  # past the last tile there is no group to divide by
     band = local // (width * m_tiles)
     in_band = local - band * width * m_tiles
     columns = cutlass.max(cutlass.min(width, n_tiles - band * width), 1)
-    return in_band // columns, band * width + in_band % columns
+    m_tile, n_tile = in_band // columns, band * width + in_band % columns
+    if cutlass.const_expr(order.splits_tails):
+        if local >= m_whole * n_tiles:
+            m_tile, n_tile = m_whole, local - m_whole * n_tiles
+        else:
+            split = Int32(0)
+    return m_tile, n_tile, split
 
 
 @cute.jit

@@ -38,7 +38,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.utils import blackwell_helpers
 
-from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, TileOrder, schedule
+from mx_kernels.device.gemm_scheduler import WORK_WORDS, TileOrder, schedule
 from mx_kernels.device.gemm_tensors import gemm_tensors
 from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.sm100.config import TMEM_COLUMNS, GemmKey
@@ -174,7 +174,7 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
         vmnk = self.cluster_layout(mma)
         cta = self.cta_coord(vmnk)
         smem = SmemAllocator()
-        sWork = smem.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, SCHEDULE_STAGES)), 16)
+        sWork = smem.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, self.order.stages)), 16)
         sA, sB, sD = self.allocate_operands(smem, mma)
         sSFA, sSFB, sSFA_mma, sSFB_mma = self.allocate_scales(smem, mma)
         ab_pipe, acc_pipe, work_pipe = self.make_pipelines(vmnk)
@@ -281,7 +281,7 @@ class GroupedGemm(LoadRole, MmaRole, EpilogueRole):
             defer_sync=True,
         )
         work = pipeline.PipelineAsync.create(
-            num_stages=SCHEDULE_STAGES,
+            num_stages=self.order.stages,
             producer_group=one,
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, EPILOGUE_WARPS + 2),
             defer_sync=True,

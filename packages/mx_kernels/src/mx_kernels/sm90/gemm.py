@@ -20,8 +20,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from cutlass.memory import SmemAllocator
 
-from mx_kernels.device.gemm_scheduler import SCHEDULE_STAGES, WORK_WORDS, Extent, TileOrder, schedule
+from mx_kernels.device.gemm_scheduler import WORK_WORDS, Extent, TileOrder, schedule
 from mx_kernels.device.gemm_tensors import gemm_tensors
+from mx_kernels.device.gemm_tickets import Tickets, init_tickets
 from mx_kernels.device.launch import fake_pointer, fake_stream
 from mx_kernels.sm90.config import CONSUMERS, MMA_ROWS, SCALE_TILE, STORE_BUFFER_ROWS, TILE_K, GemmKey
 from mx_kernels.sm90.gemm_load import LoadRole, Loads
@@ -59,6 +60,9 @@ class GroupedGemm(LoadRole, MmaRole):
             has_tail=key.has_tail,
             skip_empty=key.accumulate,
             supergroup=key.tile.supergroup,
+            cluster_size=key.tile.cluster_size,
+            splits_tails=(key.tile.cluster_m, key.tile.cluster_n) == (2, 1) and not key.groups_along_k,
+            stages=2,  # a third would be drawn too early to even out the clusters' ends
         )
 
     def build(self):
@@ -71,6 +75,7 @@ class GroupedGemm(LoadRole, MmaRole):
             *operand,
             fake_pointer(Int32),
             fake_pointer(self.out_type, 16),
+            fake_pointer(Int32),
             *sizes,
             fake_stream(),
         )
@@ -84,6 +89,7 @@ class GroupedGemm(LoadRole, MmaRole):
         b_scale: cute.Pointer,
         offs: cute.Pointer,
         d: cute.Pointer,
+        counter: cute.Pointer,
         rows: Int32,
         n: Int32,
         k: Int32,
@@ -94,7 +100,8 @@ class GroupedGemm(LoadRole, MmaRole):
         """Launch `clusters` persistent clusters, no more than fit on the device at a time.
 
         Operands are contiguous, codes are bytes; the weights are (groups, n, k) in every mode. Scales are blocked;
-        BF16 leaves them unread. offs: int32 (groups,); without groups (one group of all rows) unread.
+        BF16 leaves them unread. offs: int32 (groups,); without groups (one group of all rows) unread. counter: int32 (1,),
+        zero, and zero again after the launch; no other launch may use it at the same time.
         """
         key = self.key
         tile = key.tile
@@ -127,6 +134,7 @@ class GroupedGemm(LoadRole, MmaRole):
             store,
             mD,
             gOffs,
+            cute.make_tensor(counter, cute.make_layout(1)),
             extent,
             self.operand_layout(self.element, tile.tile_m, key.a_k_major, key.stages),
             self.operand_layout(self.element, tile.tile_n, key.b_k_major, key.stages),
@@ -152,6 +160,7 @@ class GroupedGemm(LoadRole, MmaRole):
         store: cute.CopyAtom,
         mD: cute.Tensor,
         offs,
+        counter: cute.Tensor,
         extent: Extent,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
@@ -191,7 +200,16 @@ class GroupedGemm(LoadRole, MmaRole):
             sSFB = memory.allocate_tensor(
                 Uint8, cute.make_layout((SCALE_TILE, key.sfb_tiles, key.stages)), 128
             )
-        sWork = memory.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, SCHEDULE_STAGES)), 16)
+        sWork = memory.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, self.order.stages)), 16)
+        ticket_barriers = memory.allocate_tensor(Int64, cute.make_layout(2), 8).iterator
+        tickets = Tickets(
+            counter,
+            memory.allocate_tensor(Int32, cute.make_layout(1), 4),
+            ticket_barriers,
+            ticket_barriers + 1,
+        )
+        if arch.thread_idx()[0] == 0:
+            init_tickets(tickets, key.tile.cluster_size)
         readers = (CONSUMERS + key.scaled) * WARPGROUP
         ab_pipe = pipeline.PipelineTmaAsync.create(
             num_stages=key.stages,
@@ -203,7 +221,7 @@ class GroupedGemm(LoadRole, MmaRole):
             defer_sync=True,
         )
         work_pipe = pipeline.PipelineAsync.create(
-            num_stages=SCHEDULE_STAGES,
+            num_stages=self.order.stages,
             producer_group=self.agents(1),
             consumer_group=self.agents(1 + readers // 32 + key.scaled * len(OPERANDS)),
             defer_sync=True,
@@ -236,7 +254,7 @@ class GroupedGemm(LoadRole, MmaRole):
                 smem = (sA, sB, sSFA, sSFB)
                 self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, cta)
             if warp == 1:
-                schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters)
+                schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters, tickets, cta.rank)
             if cutlass.const_expr(key.scaled):
                 if warp == 2:
                     self.find_tops("a", work, tops, a_tiles, extent, cta)
@@ -307,7 +325,7 @@ class GroupedGemm(LoadRole, MmaRole):
         m, n = x % tile.cluster_m, y % tile.cluster_n
         a_mask = Int32(sum(1 << (tile.cluster_m * i) for i in range(tile.cluster_n))) << m
         b_mask = Int32((1 << tile.cluster_m) - 1) << (n * tile.cluster_m)
-        return Cta(m, n, a_mask, b_mask)
+        return Cta(m, n, m + tile.cluster_m * n, a_mask, b_mask)
 
     @staticmethod
     def agents(count: int) -> pipeline.CooperativeGroup:

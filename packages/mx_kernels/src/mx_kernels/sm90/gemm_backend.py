@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import torch
 from torch import Tensor
 
 from mx_kernels import arch
@@ -54,7 +55,8 @@ class GemmBackend:
 
         def start(tile: config.TileConfig, out: Tensor) -> None:
             clusters = arch.num_sms(a.device) // tile.cluster_size
-            pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out))
+            counter = ticket_counter(a.device)
+            pointers = (address(x) for x in (a, a_scale, b, b_scale, offs, out, counter))
             launch(
                 _kernel(problem, tile, arch.active_emulation()),
                 a.device,
@@ -70,6 +72,20 @@ class GemmBackend:
         estimate = config.choose_tile(problem.mode, problem.is_mx, likely_rows, groups, columns)
         start(autotune.tuned_tile(problem, sizes, out, lambda: _candidates(problem), start, estimate), out)
         return out
+
+
+#: By device and stream: launches of one stream follow each other, so they can share one.
+_counters: dict[tuple[int, int], Tensor] = {}
+
+
+def ticket_counter(device: torch.device) -> Tensor:
+    """A zero, int32 (1,), that no launch beside the next one uses; every launch leaves it zero (device/gemm_tickets.py)."""
+    if device.type == "cpu" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)  # a graph may replay beside the stream that captured it
+    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    if key not in _counters:
+        _counters[key] = torch.zeros(1, dtype=torch.int32, device=device)
+    return _counters[key]
 
 
 @functools.cache

@@ -33,8 +33,7 @@ class EpilogueRole(GemmRole):
         key = self.key
         slabs_n = key.tile.tile_n // key.store_n
         slabs_m = key.rows_per_consumer // MMA_ROWS
-        n_tile = work.n_tile * key.tile.cluster_n + cta.n
-        m_tile = work.m_tile * key.tile.cluster_m + cta.m
+        m_tile, n_tile = self.tile_of(work, cta)
         gD = self.d_tiles(mD, work)
         for m in cutlass.range_constexpr(slabs_m):
             for n in cutlass.range_constexpr(slabs_n):

@@ -37,12 +37,17 @@ class LoadRole(GemmRole):
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
-            m_tile = work.m_tile * tile.cluster_m + cta.m
-            n_tile = work.n_tile * tile.cluster_n + cta.n
+            m_tile, n_tile = self.tile_of(work, cta)
             gA = self.a_tiles(a.tensor, work, m_tile)
             gB = self.b_tiles(b.tensor, work, n_tile)
             tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
             tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
+            b_mask = cta.b_mask
+            if cutlass.const_expr(self.order.splits_tails):
+                # In a split tile every CTA has a B of its own and loads both halves of it.
+                tBsB_peer, tBgB_peer = self.partition_load(b.atom, 1 - cta.m, tile.cluster_m, sB, gB)
+                if work.split == 1:
+                    b_mask = Int32(1) << cta.rank
             sfa_place, sfb_place = self.sfa_place(work, m_tile), self.sfb_place(work, n_tile)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.producer_acquire(state)
@@ -51,8 +56,14 @@ class LoadRole(GemmRole):
                     a.atom, tAgA[(None, k_tile)], tAsA[(None, state.index)], full, cta.a_mask, tile.cluster_n
                 )
                 self.copy_tile(
-                    b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, cta.b_mask, tile.cluster_m
+                    b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, b_mask, tile.cluster_m
                 )
+                if cutlass.const_expr(self.order.splits_tails):
+                    if work.split == 1:
+                        peer_half = tBsB_peer[(None, state.index)]
+                        self.copy_tile(
+                            b.atom, tBgB_peer[(None, k_tile)], peer_half, full, b_mask, tile.cluster_m
+                        )
                 if cutlass.const_expr(self.key.scaled):
                     column = k_tile // 2  # a tile of scales is 128 K positions wide and serves two K tiles
                     self.copy_scales(a_scale, sfa_place, column, sSFA[(None, None, state.index)], full)

@@ -156,9 +156,8 @@ class MmaRole(OperandRole, EpilogueRole):
         """Whether the group reaches this warpgroup's rows of the tile; else its sums are the zeros they begin as."""
         if cutlass.const_expr(self.key.groups_along_k):
             return Boolean(True)
-        tile = self.key.tile
-        first = (work.m_tile * tile.cluster_m + cta.m) * tile.tile_m + group * self.key.rows_per_consumer
-        return first < work.length
+        m_tile, _ = self.tile_of(work, cta)
+        return m_tile * self.key.tile.tile_m + group * self.key.rows_per_consumer < work.length
 
     @cute.jit
     def issue(self, mma, acc, tCrA, tCrB, steps: Constexpr[range]):

@@ -13,6 +13,7 @@ class Cta(NamedTuple):
 
     m: Int32
     n: Int32
+    rank: Int32
     a_mask: Int32
     b_mask: Int32
 
@@ -25,6 +26,14 @@ class GemmRole:
     out_type: type  # of D
     element: type  # of what the copy engine brings: BF16, or codes as bytes
     threads: int
+
+    def tile_of(self, work: Work, cta: Cta):
+        """This CTA's tile of the group: (M tile, N tile)."""
+        tile = self.key.tile
+        m_tile, n_tile = work.m_tile * tile.cluster_m + cta.m, work.n_tile * tile.cluster_n + cta.n
+        if self.order.splits_tails:
+            return m_tile - work.split * cta.m, n_tile + work.split * (work.n_tile + cta.m)
+        return m_tile, n_tile
 
     def sfa_place(self, work: Work, m_tile: Int32):
         """Where the scales of A's tile begin: (R tile, C tile, group)."""

@@ -64,7 +64,7 @@ class ScaleRangeRole(GemmRole):
         """Where an operand's scales for a tile of work begin, their R tiles, and how many rows and blocks are real."""
         tile = self.key.tile
         blocks = cutlass.min(cute.ceil_div(extent.k, BLOCK_SIZE), work.k_tiles * (TILE_K // BLOCK_SIZE))
-        m_tile, n_tile = work.m_tile * tile.cluster_m + cta.m, work.n_tile * tile.cluster_n + cta.n
+        m_tile, n_tile = self.tile_of(work, cta)
         if cutlass.const_expr(operand == "a"):
             return (
                 self.sfa_place(work, m_tile),
