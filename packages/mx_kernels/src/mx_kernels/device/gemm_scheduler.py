@@ -57,7 +57,9 @@ class Work(NamedTuple):
     start: Int32  # the group's first row in the data
     length: Int32  # its number of real rows
     unit: Int32  # its first 128-row unit: where its blocked scales begin
-    split: Int32  # 1: the rows are the first CTA's only; both CTAs have them, and n_tile counts pairs of tiles
+    split: (
+        Int32  # 1: the rows are the first CTA's only; both CTAs have them, and n_tile counts pairs of tiles
+    )
 
 
 class Extent(NamedTuple):
@@ -142,7 +144,9 @@ def schedule(
             pipe.producer_commit(state)
         state.advance()
         if busy:
-            pipe.producer_acquire(state)  # before drawing: what is drawn early cannot go to whoever is done first
+            pipe.producer_acquire(
+                state
+            )  # before drawing: what is drawn early cannot go to whoever is done first
             if cutlass.const_expr(tickets is None):
                 tile += clusters
             else:

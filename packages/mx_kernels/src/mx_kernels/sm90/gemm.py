@@ -106,8 +106,8 @@ class GroupedGemm(LoadRole, MmaRole):
         key = self.key
         tile = key.tile
         extent, (mA, mB, mD) = gemm_tensors(key.mode, a, b, d, rows, n, k, groups)
-        a_load = self.make_load(mA, tile.tile_m, key.a_k_major, tile.cluster_n)
-        b_load = self.make_load(mB, tile.tile_n, key.b_k_major, tile.cluster_m)
+        a_load = self.make_load(mA, tile.tile_m, key.a_k_major, self.a_slices)
+        b_load = self.make_load(mB, tile.tile_n, key.b_k_major, self.b_slices)
         store, mD = cpasync.make_tiled_tma_atom(
             cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
             if key.accumulate
@@ -298,11 +298,11 @@ class GroupedGemm(LoadRole, MmaRole):
         atom = warpgroup.make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.out_type)
         return cute.tile_to_shape(atom, (rows, self.key.store_n, 1)[:rank], (0, 1, 2)[:rank])
 
-    def make_load(self, view: cute.Tensor, rows: int, k_major: bool, sharers: int) -> Loads:
-        """TMA load of one (rows, TILE_K) tile, split among the `sharers` CTAs that all receive it."""
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
+    def make_load(self, view: cute.Tensor, rows: int, k_major: bool, slices: int) -> Loads:
+        """TMA load of one (rows, TILE_K) tile in as many slices as there are CTAs that can share it."""
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if slices > 1 else cpasync.CopyBulkTensorTileG2SOp()
         layout = self.operand_layout(self.element, rows, k_major, 1)
-        atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=sharers)
+        atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=slices)
         return Loads(atom, tensor)
 
     def tiled_mma(self, element: type) -> cute.TiledMma:

@@ -81,7 +81,9 @@ _counters: dict[tuple[int, int], Tensor] = {}
 def ticket_counter(device: torch.device) -> Tensor:
     """A zero, int32 (1,), that no launch beside the next one uses; every launch leaves it zero (device/gemm_tickets.py)."""
     if device.type == "cpu" or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)  # a graph may replay beside the stream that captured it
+        return torch.zeros(
+            1, dtype=torch.int32, device=device
+        )  # a graph may replay beside the stream that captured it
     key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
     if key not in _counters:
         _counters[key] = torch.zeros(1, dtype=torch.int32, device=device)

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Constexpr, Int32, Uint8
+from cutlass import Boolean, Constexpr, Int32, Uint8, select_
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
 
 from mx_kernels.device.gemm_scheduler import Work, next_work
 from mx_kernels.device.gemm_tensors import ragged_rows
 from mx_kernels.sm90.config import SCALE_TILE, TILE_K
-from mx_kernels.sm90.gemm_role import GemmRole
+from mx_kernels.sm90.gemm_role import Cta, GemmRole
 
 
 class Loads(NamedTuple):
@@ -20,6 +20,14 @@ class Loads(NamedTuple):
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
+
+
+class Share(NamedTuple):
+    """What of an operand's tile a CTA loads."""
+
+    slot: Int32  # its slice
+    mask: Int32  # of the CTAs that receive it
+    whole: Boolean | None = None  # whether it loads its neighbour's slice too; None: never
 
 
 class LoadRole(GemmRole):
@@ -32,38 +40,20 @@ class LoadRole(GemmRole):
         smem: (sA, sB, sSFA, sSFB) with the stages last; a_scale, b_scale: `scale_tiles`, or None.
         """
         sA, sB, sSFA, sSFB = smem
-        tile = self.key.tile
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.key.stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
         work, work_state = next_work(work_pipe, work_state, sWork)
         while work.k_tiles >= 0:
             m_tile, n_tile = self.tile_of(work, cta)
-            gA = self.a_tiles(a.tensor, work, m_tile)
-            gB = self.b_tiles(b.tensor, work, n_tile)
-            tAsA, tAgA = self.partition_load(a.atom, cta.n, tile.cluster_n, sA, gA)
-            tBsB, tBgB = self.partition_load(b.atom, cta.m, tile.cluster_m, sB, gB)
-            b_mask = cta.b_mask
-            if cutlass.const_expr(self.order.splits_tails):
-                # In a split tile every CTA has a B of its own and loads both halves of it.
-                tBsB_peer, tBgB_peer = self.partition_load(b.atom, 1 - cta.m, tile.cluster_m, sB, gB)
-                if work.split == 1:
-                    b_mask = Int32(1) << cta.rank
+            share_a, share_b = self.shares(work, cta)
+            a_parts = self.slices(a, share_a, sA, self.a_tiles(a.tensor, work, m_tile), self.a_slices)
+            b_parts = self.slices(b, share_b, sB, self.b_tiles(b.tensor, work, n_tile), self.b_slices)
             sfa_place, sfb_place = self.sfa_place(work, m_tile), self.sfb_place(work, n_tile)
             for k_tile in cutlass.range(work.k_tiles, unroll=1):
                 ab_pipe.producer_acquire(state)
                 full = ab_pipe.producer_get_barrier(state)
-                self.copy_tile(
-                    a.atom, tAgA[(None, k_tile)], tAsA[(None, state.index)], full, cta.a_mask, tile.cluster_n
-                )
-                self.copy_tile(
-                    b.atom, tBgB[(None, k_tile)], tBsB[(None, state.index)], full, b_mask, tile.cluster_m
-                )
-                if cutlass.const_expr(self.order.splits_tails):
-                    if work.split == 1:
-                        peer_half = tBsB_peer[(None, state.index)]
-                        self.copy_tile(
-                            b.atom, tBgB_peer[(None, k_tile)], peer_half, full, b_mask, tile.cluster_m
-                        )
+                self.copy_tile(a.atom, share_a, a_parts, k_tile, state.index, full, self.a_slices > 1)
+                self.copy_tile(b.atom, share_b, b_parts, k_tile, state.index, full, self.b_slices > 1)
                 if cutlass.const_expr(self.key.scaled):
                     column = k_tile // 2  # a tile of scales is 128 K positions wide and serves two K tiles
                     self.copy_scales(a_scale, sfa_place, column, sSFA[(None, None, state.index)], full)
@@ -73,14 +63,40 @@ class LoadRole(GemmRole):
         # A CTA must not leave while its peers still signal its barriers.
         ab_pipe.producer_tail(state)
 
+    def shares(self, work: Work, cta: Cta):
+        """Of A's and of B's tile, which slices this CTA loads and for whom.
+
+        CTAs in a row of the cluster have A in common, those in a column B. Where tails are split, that is so for one
+        tile and the other way round for the next: both operands then come in two slices, and a CTA loads the two of what
+        it has alone.
+        """
+        if not self.order.splits_tails:
+            return Share(cta.n, cta.a_mask), Share(cta.m, cta.b_mask)
+        alone, both, split = Int32(1) << cta.rank, Int32(0b11), work.split == 1
+        return (
+            Share(cta.m, Int32(select_(split, both, alone)), work.split == 0),
+            Share(cta.m, Int32(select_(split, alone, both)), split),
+        )
+
+    def slices(self, load: Loads, share: Share, s: cute.Tensor, g: cute.Tensor, count: int):
+        """This CTA's slice of a tile as (smem (copy, stage), gmem (copy, K tile)), then its neighbour's if it may need it."""
+        slots = [share.slot] if share.whole is None else [share.slot, 1 - share.slot]
+        s, g = cute.group_modes(s, 0, 2), cute.group_modes(g, 0, 2)
+        return [cpasync.tma_partition(load.atom, slot, cute.make_layout(count), s, g) for slot in slots]
+
     @cute.jit
     def copy_tile(
-        self, atom, source: cute.Tensor, target: cute.Tensor, barrier, mask: Int32, sharers: Constexpr[int]
+        self, atom, share: Share, parts, k_tile: Int32, stage: Int32, barrier, multicast: Constexpr[bool]
     ):
-        if cutlass.const_expr(sharers > 1):
-            cute.copy(atom, source, target, tma_bar_ptr=barrier, mcast_mask=mask)
-        else:
-            cute.copy(atom, source, target, tma_bar_ptr=barrier)
+        """One K tile of an operand, as far as it is this CTA's to load."""
+        options = {"tma_bar_ptr": barrier}
+        if cutlass.const_expr(multicast):
+            options["mcast_mask"] = share.mask
+        own, *others = parts
+        cute.copy(atom, own[1][(None, k_tile)], own[0][(None, stage)], **options)
+        for other in others:
+            if share.whole:
+                cute.copy(atom, other[1][(None, k_tile)], other[0][(None, stage)], **options)
 
     @cute.jit
     def copy_scales(self, scales: cute.Tensor, place, column: Int32, target: cute.Tensor, barrier):
@@ -94,13 +110,6 @@ class LoadRole(GemmRole):
             tile = scales[(None, cutlass.min(row + i, last), first_column + column, group)]
             with arch.elect_one():
                 cute.copy(atom, tile, target[(None, i)], mbar_ptr=barrier)
-
-    @cute.jit
-    def partition_load(self, atom, coord: Int32, sharers: Constexpr[int], s: cute.Tensor, g: cute.Tensor):
-        """This CTA's part of a tile shared by `sharers` CTAs: (smem (copy, stage), gmem (copy, K tile))."""
-        return cpasync.tma_partition(
-            atom, coord, cute.make_layout(sharers), cute.group_modes(s, 0, 2), cute.group_modes(g, 0, 2)
-        )
 
     @cute.jit
     def a_tiles(self, mA: cute.Tensor, work: Work, m_tile: Int32) -> cute.Tensor:

@@ -27,6 +27,15 @@ class GemmRole:
     element: type  # of what the copy engine brings: BF16, or codes as bytes
     threads: int
 
+    @property
+    def a_slices(self) -> int:
+        """Parts that A's tile is loaded in: as many as CTAs can have it in common."""
+        return 2 if self.order.splits_tails else self.key.tile.cluster_n
+
+    @property
+    def b_slices(self) -> int:
+        return self.key.tile.cluster_m
+
     def tile_of(self, work: Work, cta: Cta):
         """This CTA's tile of the group: (M tile, N tile)."""
         tile = self.key.tile
