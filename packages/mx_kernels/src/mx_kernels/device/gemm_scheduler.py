@@ -93,13 +93,12 @@ def schedule(
     cluster: Int32,
     clusters: Int32,
     tickets=None,
-    rank=None,
 ):
     """Walk the cluster's tiles and announce each (one warp); ends with k_tiles = -1.
 
     They are the tile `cluster` and every `clusters`-th one from there or, with `tickets`, those that are drawn.
 
-    sWork: int32 (WORK_WORDS, stages). offs: int32 (E,) or None for one group of all rows. rank: of the CTA in its cluster.
+    sWork: int32 (WORK_WORDS, stages). offs: int32 (E,) or None for one group of all rows.
     """
     tile, phase = cluster, Int32(0)
     n_tiles = cute.ceil_div(extent.n, order.tile_n)
@@ -144,19 +143,16 @@ def schedule(
             pipe.producer_commit(state)
         state.advance()
         if busy:
-            pipe.producer_acquire(
-                state
-            )  # before drawing: what is drawn early cannot go to whoever is done first
+            # Before drawing: what is drawn early cannot go to whoever is done first.
+            pipe.producer_acquire(state)
             if cutlass.const_expr(tickets is None):
                 tile += clusters
             else:
-                tile = clusters + draw(tickets, order.cluster_size, rank, phase)
+                tile = clusters + draw(tickets, order.cluster_size, phase)
                 phase ^= 1
     if cutlass.const_expr(tickets is not None):
-        leave(tickets, order.cluster_size, rank, phase)
-        if (rank == 0) & (tile == clusters + tiles_before - 1):  # drew the last ticket of all
-            with arch.elect_one():
-                tickets.counter[0] = Int32(0)
+        # The last tile's number is tiles_before - 1, and as many tickets are drawn.
+        leave(tickets, order.cluster_size, phase, tile == clusters + tiles_before - 1)
     pipe.producer_tail(state)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32
-from cutlass.cute import arch
 from cutlass._mlir.dialects.nvvm import MemScopeKind
+from cutlass.cute import arch
 
 TICKET_BYTES = 4
 
@@ -22,6 +22,7 @@ TICKET_BYTES = 4
 class Tickets(NamedTuple):
     """Of one CTA. In a cluster the first CTA draws, for all."""
 
+    rank: Int32  # of the CTA in its cluster
     counter: cute.Tensor  # int32 (1,), global
     sTicket: cute.Tensor  # int32 (1,): what was drawn
     drawn: cute.Pointer  # mbarrier: the ticket is in sTicket
@@ -36,17 +37,17 @@ def init_tickets(tickets: Tickets, cluster_size: Constexpr[int]):
 
 
 @cute.jit
-def draw(tickets: Tickets, cluster_size: Constexpr[int], rank: Int32, phase: Int32) -> Int32:
+def draw(tickets: Tickets, cluster_size: Constexpr[int], phase: Int32) -> Int32:
     """The cluster's next ticket, the same in every CTA (one whole warp of each).
 
-    rank: of the CTA in its cluster. phase: 0 at the first draw, then 1, 0, … in turn.
+    phase: 0 at the first draw, then 1, 0, … in turn.
     """
     if cutlass.const_expr(cluster_size == 1):
         ticket = Int32(0)
         if arch.lane_idx() == 0:
             ticket = take(tickets)
         return arch.shuffle_sync(ticket, 0)
-    if rank == 0:
+    if tickets.rank == 0:
         arch.mbarrier_wait(tickets.read, phase ^ 1)
         with arch.elect_one():
             drawn = take(tickets)
@@ -64,12 +65,15 @@ def draw(tickets: Tickets, cluster_size: Constexpr[int], rank: Int32, phase: Int
 
 @cute.jit
 def take(tickets: Tickets) -> Int32:
-    return arch.atomic_add(tickets.counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+    return Int32(arch.atomic_add(tickets.counter.iterator, Int32(1), sem="relaxed", scope="gpu"))
 
 
 @cute.jit
-def leave(tickets: Tickets, cluster_size: Constexpr[int], rank: Int32, phase: Int32):
-    """After the last draw: the first CTA stays until its peers have read it."""
-    if cutlass.const_expr(cluster_size > 1):  # noqa: SIM102 (one is the tracer's, the other the kernel's)
-        if rank == 0:
+def leave(tickets: Tickets, cluster_size: Constexpr[int], phase: Int32, last):
+    """After the cluster's last draw, which was the last of all if `last`. The first CTA stays until its peers have read it."""
+    if tickets.rank == 0:
+        if cutlass.const_expr(cluster_size > 1):
             arch.mbarrier_wait(tickets.read, phase ^ 1)
+        if last:
+            with arch.elect_one():
+                tickets.counter[0] = Int32(0)

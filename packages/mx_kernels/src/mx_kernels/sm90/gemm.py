@@ -203,6 +203,7 @@ class GroupedGemm(LoadRole, MmaRole):
         sWork = memory.allocate_tensor(Int32, cute.make_layout((WORK_WORDS, self.order.stages)), 16)
         ticket_barriers = memory.allocate_tensor(Int64, cute.make_layout(2), 8).iterator
         tickets = Tickets(
+            cta.rank,
             counter,
             memory.allocate_tensor(Int32, cute.make_layout(1), 4),
             ticket_barriers,
@@ -254,7 +255,7 @@ class GroupedGemm(LoadRole, MmaRole):
                 smem = (sA, sB, sSFA, sSFB)
                 self.load(ab_pipe, work_pipe, sWork, smem, a_load, b_load, a_tiles, b_tiles, cta)
             if warp == 1:
-                schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters, tickets, cta.rank)
+                schedule(self.order, work_pipe, sWork, offs, extent, cluster, clusters, tickets)
             if cutlass.const_expr(key.scaled):
                 if warp == 2:
                     self.find_tops("a", work, tops, a_tiles, extent, cta)
