@@ -140,8 +140,8 @@ class GroupedGemm(LoadRole, MmaRole):
             self.operand_layout(self.element, tile.tile_n, key.b_k_major, key.stages),
             dequantized,
             self.store_layout(CONSUMERS * STORE_BUFFER_ROWS, 2),
-            self.tiled_mma(Float16),
-            self.tiled_mma(BFloat16),
+            self.tiled_mma(Float16, tile.tile_n),
+            self.tiled_mma(BFloat16, tile.tile_n),
         ).launch(
             grid=(tile.cluster_m, tile.cluster_n, clusters),
             block=(self.threads, 1, 1),
@@ -306,13 +306,13 @@ class GroupedGemm(LoadRole, MmaRole):
         atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=slices)
         return Loads(atom, tensor)
 
-    def tiled_mma(self, element: type) -> cute.TiledMma:
-        """One warpgroup's instruction: 64 rows by the whole tile_n."""
+    def tiled_mma(self, element: type, columns: int) -> cute.TiledMma:
+        """One warpgroup's instruction: 64 rows by `columns`."""
         major = {True: OperandMajorMode.K, False: OperandMajorMode.MN}
         op = warpgroup.MmaF16BF16Op(
             element,
             Float32,
-            (MMA_ROWS, self.key.tile.tile_n, 16),
+            (MMA_ROWS, columns, 16),
             warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
             major[self.key.a_k_major],
             major[self.key.b_k_major],

@@ -35,6 +35,7 @@ class EpilogueRole(GemmRole):
         slabs_m = key.rows_per_consumer // MMA_ROWS
         m_tile, n_tile = self.tile_of(work, cta)
         gD = self.d_tiles(mD, work)
+        columns = self.columns_inside(mD, work, cta)
         for m in cutlass.range_constexpr(slabs_m):
             for n in cutlass.range_constexpr(slabs_n):
                 slab = m * slabs_n + n
@@ -46,7 +47,9 @@ class EpilogueRole(GemmRole):
                 sSlab = cute.local_tile(sD, (MMA_ROWS, key.store_n), (buffer, 0))
                 row = (m_tile * 2 + group) * slabs_m + m
                 gSlab = gD[(None, None, row, n_tile * slabs_n + n)]
-                self.store_slab(acc, m, n, group, sSlab, store, gSlab, in_flight)
+                # What is left out is a part or the whole of the tile, in which every buffer has as many turns.
+                if columns > n * key.store_n // self.part_n * self.part_n:
+                    self.store_slab(acc, m, n, group, sSlab, store, gSlab, in_flight)
 
     @cute.jit
     def store_slab(
@@ -76,6 +79,18 @@ class EpilogueRole(GemmRole):
             )
             cute.copy(store, s, g)
             arch.cp_async_bulk_commit_group()
+
+    @property
+    def part_n(self) -> int:
+        """Columns that are multiplied and stored or, where all of them lie past N, are not: half of the widest tile."""
+        tile_n = self.key.tile.tile_n
+        return tile_n // 2 if tile_n == 256 else tile_n
+
+    @cute.jit
+    def columns_inside(self, mD: cute.Tensor, work: Work, cta) -> Int32:
+        """How many of N's columns are left from the first of this CTA's tile on: tile_n or more, fewer, or none (<= 0)."""
+        _, n_tile = self.tile_of(work, cta)
+        return cute.size(mD, mode=[1]) - n_tile * self.key.tile.tile_n
 
     def slab_copy(self) -> cute.TiledCopy:
         """The accumulators of 64 rows, as one wgmma leaves them, to shared memory."""

@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Boolean, Constexpr, Float16, Float32, Int32, Uint32
+from cutlass import BFloat16, Boolean, Constexpr, Float16, Float32, Int32, Uint32
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import warpgroup
 
@@ -23,13 +23,19 @@ class MmaRole(OperandRole, EpilogueRole):
 
     @cute.jit
     def consume(self, ab_pipe, work_pipe, sWork, sA, sB, sD, mma, store, mD, cta):
-        """BF16: sum and store every tile of work."""
+        """BF16: sum and store every tile of work. One with columns in its first part alone takes narrower wgmmas."""
         group = self.consumer_group()
-        rows = self.key.rows_per_consumer
-        thread = mma.get_slice(arch.thread_idx()[0] % 128)
-        tCrA = mma.make_fragment_A(thread.partition_A(self.own_rows(sA, group)))
-        tCrB = mma.make_fragment_B(thread.partition_B(sB))
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((rows, self.key.tile.tile_n)), Float32)
+        rows, tile_n, part_n = self.key.rows_per_consumer, self.key.tile.tile_n, self.part_n
+        sA = self.own_rows(sA, group)
+        acc = cute.make_rmem_tensor(mma.partition_shape_C((rows, tile_n)), Float32)
+        whole = self.product(mma, acc, sA, sB)
+        if cutlass.const_expr(part_n < tile_n):
+            part_mma = self.tiled_mma(BFloat16, part_n)
+            # A thread holds the same two columns of every eight, so the first part is the first of its registers.
+            part_shape = part_mma.partition_shape_C((rows, part_n))
+            part_acc = cute.make_tensor(acc.iterator, cute.make_layout(part_shape, stride=acc.stride))
+            part_sB = cute.local_tile(sB, (part_n, TILE_K, self.key.stages), (0, 0, 0))
+            part = self.product(part_mma, part_acc, sA, part_sB)
         sSlabs = cute.local_tile(sD, (STORE_BUFFER_ROWS, self.key.store_n), (group, 0))
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.key.stages)
         work_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, work_pipe.num_stages)
@@ -37,15 +43,33 @@ class MmaRole(OperandRole, EpilogueRole):
         while work.k_tiles >= 0:
             acc.fill(0.0)
             busy = self.has_rows(work, group, cta)
-            state = self.multiply(ab_pipe, state, mma, acc, tCrA, tCrB, work.k_tiles, busy)
+            columns = self.columns_inside(mD, work, cta)
+            if cutlass.const_expr(part_n < tile_n):
+                # Two loops: with a choice inside one, every K tile would pay for it.
+                if columns > part_n:
+                    state = self.multiply(ab_pipe, state, whole, work.k_tiles, busy)
+                else:
+                    busy = busy & self.has_columns(columns)
+                    state = self.multiply(ab_pipe, state, part, work.k_tiles, busy)
+            else:
+                busy = busy & self.has_columns(columns)
+                state = self.multiply(ab_pipe, state, whole, work.k_tiles, busy)
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def multiply(self, ab_pipe, state, mma, acc, tCrA, tCrB, k_tiles: Int32, busy):
-        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`. A stage is handed back a K tile late: its wgmmas are then done."""
+    def product(self, mma, acc, sA, sB):
+        """What `multiply` takes: (MMA, accumulators, fragments of A and B)."""
+        thread = mma.get_slice(arch.thread_idx()[0] % 128)
         mma.set(warpgroup.Field.ACCUMULATE, True)
+        tCrA = mma.make_fragment_A(thread.partition_A(sA))
+        return mma, acc, tCrA, mma.make_fragment_B(thread.partition_B(sB))
+
+    @cute.jit
+    def multiply(self, ab_pipe, state, product, k_tiles: Int32, busy):
+        """Acc += A · Bᵀ over `k_tiles` stages, if `busy`. A stage is handed back a K tile late: its wgmmas are then done."""
+        mma, acc, tCrA, tCrB = product
         done = state.clone()
         for k_tile in cutlass.range(k_tiles, unroll=1):
             ab_pipe.consumer_wait(state)
@@ -158,6 +182,13 @@ class MmaRole(OperandRole, EpilogueRole):
             return Boolean(True)
         m_tile, _ = self.tile_of(work, cta)
         return m_tile * self.key.tile.tile_m + group * self.key.rows_per_consumer < work.length
+
+    @cute.jit
+    def has_columns(self, columns: Int32):
+        """Whether the tile begins inside N, as every tile does of a CTA that has no neighbour along N."""
+        if cutlass.const_expr(self.key.tile.cluster_n == 1 and not self.order.splits_tails):
+            return Boolean(True)
+        return columns > 0
 
     @cute.jit
     def issue(self, mma, acc, tCrA, tCrB, steps: Constexpr[range]):

@@ -107,6 +107,7 @@ def wgmma_mma(
     held = previous if previous is not None else ([spread(R[s]) for s in slots] if keep else None)
     operation = _Accumulate(slots, held, epoch)
     W.machine.count("wgmma", 1)
+    W.machine.count("wgmma columns", n)
 
     def run() -> None:
         raw = (
