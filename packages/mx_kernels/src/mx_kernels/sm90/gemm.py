@@ -16,7 +16,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8
 from cutlass.cute import arch
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from cutlass.memory import SmemAllocator
 
@@ -305,19 +305,6 @@ class GroupedGemm(LoadRole, MmaRole):
         layout = self.operand_layout(self.element, rows, k_major, 1)
         atom, tensor = cpasync.make_tiled_tma_atom(op, view, layout, (rows, TILE_K, 1), num_multicast=slices)
         return Loads(atom, tensor)
-
-    def tiled_mma(self, element: type, columns: int) -> cute.TiledMma:
-        """One warpgroup's instruction: 64 rows by `columns`."""
-        major = {True: OperandMajorMode.K, False: OperandMajorMode.MN}
-        op = warpgroup.MmaF16BF16Op(
-            element,
-            Float32,
-            (MMA_ROWS, columns, 16),
-            warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
-            major[self.key.a_k_major],
-            major[self.key.b_k_major],
-        )
-        return cute.make_tiled_mma(cute.make_mma_atom(op))
 
     @cute.jit
     def cta_in_cluster(self, x: Int32, y: Int32) -> Cta:

@@ -5,11 +5,11 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import BFloat16, Boolean, Constexpr, Float16, Float32, Int32, Uint32
 from cutlass.cute import arch
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from mx_kernels.device.gemm_scheduler import Work, next_work
 from mx_kernels.device.wgmma_dequantize import f16_exponent
-from mx_kernels.sm90.config import CONSUMERS, STORE_BUFFER_ROWS, TILE_K
+from mx_kernels.sm90.config import CONSUMERS, MMA_ROWS, STORE_BUFFER_ROWS, TILE_K
 from mx_kernels.sm90.gemm_epilogue import EpilogueRole
 from mx_kernels.sm90.gemm_operands import OperandRole
 from mx_kernels.sm90.gemm_scale_range import next_tops
@@ -29,6 +29,7 @@ class MmaRole(OperandRole, EpilogueRole):
         sA = self.own_rows(sA, group)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((rows, tile_n)), Float32)
         whole = self.product(mma, acc, sA, sB)
+        part = whole
         if cutlass.const_expr(part_n < tile_n):
             part_mma = self.tiled_mma(BFloat16, part_n)
             # A thread holds the same two columns of every eight, so the first part is the first of its registers.
@@ -57,6 +58,19 @@ class MmaRole(OperandRole, EpilogueRole):
             self.store_tile(acc, work, group, sSlabs, store, mD, cta)
             work, work_state = next_work(work_pipe, work_state, sWork)
         arch.cp_async_bulk_wait_group(0, read=True)
+
+    def tiled_mma(self, element: type, columns: int) -> cute.TiledMma:
+        """One warpgroup's instruction: 64 rows by `columns`."""
+        major = {True: OperandMajorMode.K, False: OperandMajorMode.MN}
+        op = warpgroup.MmaF16BF16Op(
+            element,
+            Float32,
+            (MMA_ROWS, columns, 16),
+            warpgroup.OperandSource.RMEM if self.key.scaled else warpgroup.OperandSource.SMEM,
+            major[self.key.a_k_major],
+            major[self.key.b_k_major],
+        )
+        return cute.make_tiled_mma(cute.make_mma_atom(op))
 
     @cute.jit
     def product(self, mma, acc, sA, sB):
